@@ -1,0 +1,33 @@
+// What every op shares. An op is a free function over a params struct of Tensor views. It checks its preconditions with
+// messages that name the values, allocates nothing, never synchronises and reads no environment. Scratch memory is
+// passed in as `workspace` (u8[n]) of at least <op>_workspace_bytes(params), which needs no GPU.
+//
+// Dispatch is one switch on the device in the op's own file. On `meta` an op checks shapes and returns.
+//   CPU:  f32 storage, f64 where sums are long; the truth that kernels are held against.
+//   CUDA: bf16 storage with f32 accumulation, unless the header says otherwise.
+#pragma once
+#include "core/error.h"
+#include "core/tensor.h"
+
+namespace hyscale {
+
+// Throws InternalError for a device on which `op` has no implementation in this build.
+[[noreturn]] void unsupported_device(const char* op, Device);
+
+// A typed piece of an op's workspace, cut off its front; 256-byte aligned. Throws when the rest is too small.
+class Workspace {
+ public:
+  explicit Workspace(const Tensor& bytes) : next_(bytes.data<char>()), left_(bytes.defined() ? bytes.bytes() : 0) {}
+  template <typename T>
+  T* take(int64_t count) {
+    return static_cast<T*>(take_bytes(static_cast<size_t>(count) * sizeof(T)));
+  }
+
+ private:
+  void* take_bytes(size_t bytes);
+  char* next_;
+  size_t left_;
+};
+inline constexpr size_t aligned_bytes(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+}  // namespace hyscale

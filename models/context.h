@@ -1,0 +1,67 @@
+// What a layer needs to know of the step it runs in.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "core/arena.h"
+#include "kernels/flash_topk/selection.h"
+
+namespace hyscale {
+
+// One packed sequence: documents one after the other. There is no batch axis.
+struct PackedSequence {
+  Tensor tokens;     // i32 [T]
+  Tensor labels;     // i32 [T]  the next token of the same document; -1: no label (document end, padding)
+  Tensor positions;  // i32 [T]  restart at 0 in each document
+  Tensor key_begin;  // i32 [T]  first token of the same document
+  Tensor key_end;    // i32 [T]  own index + 1
+  std::vector<int64_t> document_starts;  // host copy; first is 0, last is T
+  int64_t num_labels = 0;                // labels that are not -1
+  int64_t num_tokens() const { return tokens.size(0); }
+};
+
+enum class Pass : uint8_t {
+  forward,    // of a training step: saves what backward needs; the selector runs and its selection is stored
+  recompute,  // of a training step: saves again; the selection is read from the store
+  evaluate,   // no backward follows
+};
+
+enum class Stage : uint8_t {
+  sparse,  // attention reads the selection; the trunk trains on the LM loss, the indexer on the sparse index loss
+  warmup,  // dense attention, trunk frozen, the indexer trains on the index loss over all visible keys
+};
+
+// Divisors of the step are known before it runs, so gradients need no later scaling.
+struct LossScales {
+  double lm = 1;           // 1 / labels of the step, over all micro-batches and ranks
+  double index = 0;        // coefficient / queries of the step
+  double balance = 0;      // coefficient / sequences (documents) of the step
+  double mtp = 0;          // coefficient / (depths * MTP labels of the step)
+};
+
+// Sums of a step, on the device, without scales. One f64 slot each; read once, at the end of the step.
+struct LossSums {
+  Tensor lm;       // f64 [1]
+  Tensor index;    // f64 [selecting layers]
+  Tensor balance;  // f64 [1]
+  Tensor mtp;      // f64 [1]
+};
+
+// Selections of one micro-batch, one per selecting layer: written in forward, read in recompute and by shared layers.
+class SelectionStore;
+
+struct Context {
+  Device device;
+  Stream stream;
+  DType activation = DType::f32;  // f32 on the CPU, bf16 on CUDA
+  Stage stage = Stage::sparse;
+  bool replay = true;             // false: recompute selects again (for comparison only)
+  const PackedSequence* sequence = nullptr;
+  LossScales scales;
+  LossSums* sums = nullptr;
+  SelectionStore* selections = nullptr;
+  Arena* saved = nullptr;    // what backward needs; rewound by the owner
+  Arena* scratch = nullptr;  // temporaries; rewound by whoever allocates (ArenaScope)
+};
+
+}  // namespace hyscale

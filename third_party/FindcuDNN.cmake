@@ -1,0 +1,8 @@
+find_path(cuDNN_INCLUDE_DIR cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+find_library(cuDNN_LIBRARY cudnn HINTS ${CUDAToolkit_LIBRARY_DIR})
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(cuDNN REQUIRED_VARS cuDNN_LIBRARY cuDNN_INCLUDE_DIR)
+if(cuDNN_FOUND AND NOT TARGET cuDNN::cuDNN)
+  add_library(cuDNN::cuDNN UNKNOWN IMPORTED)
+  set_target_properties(cuDNN::cuDNN PROPERTIES IMPORTED_LOCATION ${cuDNN_LIBRARY} INTERFACE_INCLUDE_DIRECTORIES ${cuDNN_INCLUDE_DIR})
+endif()

@@ -1,0 +1,46 @@
+# How HyScale's own targets are made: common flags, and one function per kind of target.
+add_library(hyscale_flags INTERFACE)
+target_include_directories(hyscale_flags INTERFACE ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/src)
+target_compile_options(hyscale_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-missing-field-initializers -march=${HYSCALE_CPU_ARCH} -fno-math-errno>
+  $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Werror,-Wno-unused-parameter,-Wno-missing-field-initializers
+    --expt-relaxed-constexpr -lineinfo -Werror=all-warnings -Xptxas=--warn-on-spills>)
+if(HYSCALE_SANITIZE)
+  target_compile_options(hyscale_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer>)
+  target_link_options(hyscale_flags INTERFACE -fsanitize=address,undefined)
+endif()
+if(HYSCALE_HAS_CUDA)
+  target_compile_definitions(hyscale_flags INTERFACE HYSCALE_HAS_CUDA=1)
+endif()
+
+# hyscale_library(NAME SOURCES ... DEPENDS ...): a room, or an op. CUDA sources are dropped when CUDA is off.
+function(hyscale_library name)
+  cmake_parse_arguments(arg "" "" "SOURCES;DEPENDS" ${ARGN})
+  if(NOT HYSCALE_HAS_CUDA)
+    list(FILTER arg_SOURCES EXCLUDE REGEX "\\.cu$")
+  endif()
+  add_library(${name} STATIC ${arg_SOURCES})
+  target_link_libraries(${name} PUBLIC hyscale_flags ${arg_DEPENDS})
+  if(HYSCALE_HAS_CUDA)
+    target_link_libraries(${name} PUBLIC CUDA::cudart)
+  endif()
+endfunction()
+
+# hyscale_test(NAME SOURCES ... DEPENDS ... [LABELS ...] [TIMEOUT s]): a GoogleTest program with one CTest entry per case.
+# Tests run in the repository root.
+function(hyscale_test name)
+  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;DEPENDS;LABELS" ${ARGN})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 300)
+  endif()
+  if(NOT HYSCALE_HAS_CUDA)
+    list(FILTER arg_SOURCES EXCLUDE REGEX "\\.cu$")
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE ${arg_DEPENDS} hyscale_test_support GTest::gtest GTest::gtest_main)
+  set(properties TIMEOUT ${arg_TIMEOUT})
+  if(arg_LABELS)
+    list(APPEND properties LABELS "${arg_LABELS}")
+  endif()
+  gtest_discover_tests(${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR} DISCOVERY_MODE PRE_TEST PROPERTIES ${properties})
+endfunction()
