@@ -139,6 +139,29 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   return *this;
 }
 
+PinnedBuffer::~PinnedBuffer() { release(); }
+
+void PinnedBuffer::release() {
+#ifdef HYSCALE_HAS_CUDA
+  if (pinned_) cudaFreeHost(data_);
+#endif
+  if (!pinned_) std::free(data_);
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
+void PinnedBuffer::reserve(size_t bytes) {
+  if (bytes <= bytes_) return;
+  release();
+  pinned_ = cuda_device_count() > 0;
+#ifdef HYSCALE_HAS_CUDA
+  if (pinned_) check_cuda(cudaMallocHost(&data_, bytes), "cudaMallocHost");
+#endif
+  if (!pinned_) data_ = std::malloc(bytes);
+  if (!data_) throw UserError(concat("out of host memory: ", bytes >> 20, " MiB for staging"));
+  bytes_ = bytes;
+}
+
 size_t allocated_bytes(Device d) {
   std::lock_guard lock(ledger().mutex);
   return ledger().now[key(d)];

@@ -31,6 +31,24 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
+// Host memory that CUDA can copy to and from without staging of its own; plain memory where no CUDA device is usable.
+// It only grows, and growing loses what it held.
+class PinnedBuffer {
+ public:
+  PinnedBuffer() = default;
+  ~PinnedBuffer();
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
+  void reserve(size_t bytes);
+  void* data() const { return data_; }
+
+ private:
+  void release();
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+  bool pinned_ = false;
+};
+
 // Bytes now held by Buffers of this device, and the most held at once since the process began (or reset_peak).
 // Meta buffers count too: that is how a plan measures.
 size_t allocated_bytes(Device);
