@@ -49,6 +49,8 @@ class Communicator {
 };
 
 std::unique_ptr<Communicator> make_single_communicator();
+// Only in builds with CUDA. `hosts` is an MPI communicator of the same ranks; `device` is this rank's own GPU.
+std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<Communicator> hosts, Device device);
 
 // The MPI environment of the process: initialised by the first object, finalised by the last. `world()` is all ranks.
 // MPI is asked for MPI_THREAD_SERIALIZED. Launched without mpirun it is a world of one.
