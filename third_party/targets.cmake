@@ -27,7 +27,7 @@ function(hyscale_library name)
 endfunction()
 
 # hyscale_test(NAME SOURCES ... DEPENDS ... [LABELS ...] [TIMEOUT s]): a GoogleTest program with one CTest entry per case.
-# Tests run in the repository root.
+# Tests run in the repository root. Suites with "Cuda" in their name carry the label gpu and skip without a device.
 function(hyscale_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;DEPENDS;LABELS" ${ARGN})
   if(NOT arg_TIMEOUT)
@@ -38,9 +38,9 @@ function(hyscale_test name)
   endif()
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ${arg_DEPENDS} hyscale_test_support GTest::gtest GTest::gtest_main)
-  set(properties TIMEOUT ${arg_TIMEOUT})
-  if(arg_LABELS)
-    list(APPEND properties LABELS "${arg_LABELS}")
+  set(common WORKING_DIRECTORY ${CMAKE_SOURCE_DIR} DISCOVERY_MODE PRE_TEST)
+  gtest_discover_tests(${name} ${common} TEST_FILTER "-*Cuda*" PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
+  if(HYSCALE_HAS_CUDA)
+    gtest_discover_tests(${name} ${common} TEST_FILTER "*Cuda*" PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "gpu;${arg_LABELS}")
   endif()
-  gtest_discover_tests(${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR} DISCOVERY_MODE PRE_TEST PROPERTIES ${properties})
 endfunction()

@@ -1,0 +1,1 @@
+hyscale_test(test_selection_pack SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_selection_pack.cpp DEPENDS hyscale_selection_pack)
