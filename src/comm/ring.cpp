@@ -1,0 +1,133 @@
+#include "comm/ring.h"
+
+#include <array>
+#include <utility>
+#include <vector>
+
+namespace hyscale {
+
+Ring::Ring(Communicator& group, const ContextLayout& layout, Device device)
+    : group_(group), layout_(layout), device_(device), transfer_(device), ready_(device), arrived_(device), waits_(device), goes_on_(device) {
+  HYSCALE_CHECK(group.size() == layout.size(), "a group of ", group.size(), " ranks for a layout of ", layout.size());
+}
+
+void Ring::wait_for_transfer(Stream compute) {
+  if (timed_) waits_.record(compute);
+  group_.finish_exchange(transfer_.get());
+  arrived_.record(transfer_.get());
+  arrived_.hold(compute);
+  if (!timed_) return;
+  goes_on_.record(compute);
+  goes_on_.synchronize();
+  waited_ms_ += goes_on_.milliseconds_since(waits_);
+}
+
+double Ring::take_wait_milliseconds() { return std::exchange(waited_ms_, 0.0); }
+
+void Ring::for_each_shard(const Tensor& own, Arena& scratch, Stream compute, const std::function<void(int, const Tensor&)>& visit) {
+  const int n = group_.size(), rank = group_.rank();
+  HYSCALE_CHECK(own.size(0) == layout_.local_tokens(rank), to_string(own), " for ", layout_.local_tokens(rank), " local tokens");
+  if (n == 1) return visit(0, own);
+  ArenaScope scope(scratch);
+  const Shape most{layout_.max_local_tokens(), own.size(1)};
+  const std::array<Tensor, 2> buffers{scratch.allocate(own.dtype(), most), scratch.allocate(own.dtype(), most)};
+  Tensor now = own;
+  for (int step = 0; step < n; ++step) {
+    const bool more = step + 1 < n;
+    Tensor next;
+    if (more) {
+      next = buffers[step % 2].slice(0, 0, layout_.local_tokens(layout_.ring_shard(rank, step + 1)));
+      ready_.record(compute);  // `now` is complete, and whatever read the buffer of `next` has been enqueued before
+      ready_.hold(transfer_.get());
+      group_.begin_exchange(now, (rank + 1) % n, next, (rank + n - 1) % n, transfer_.get());
+    }
+    visit(layout_.ring_shard(rank, step), now);
+    if (more) wait_for_transfer(compute);
+    now = next;
+  }
+}
+
+void Ring::reduce_into_owners(const Tensor& all_rows, const Tensor& own, Arena& scratch, Stream compute,
+                              const std::function<void(const Tensor&, const Tensor&)>& add) {
+  const int n = group_.size(), rank = group_.rank();
+  check_tensor(all_rows, "all_rows", DType::f32, {layout_.sequence_tokens(), own.size(1)});
+  check_tensor(own, "own", DType::f32, {layout_.local_tokens(rank), all_rows.size(1)});
+  ArenaScope scope(scratch);
+  const Shape most{layout_.max_local_tokens(), own.size(1)};
+  const std::array<Tensor, 2> buffers{scratch.allocate(DType::f32, most), scratch.allocate(DType::f32, most)};
+  const auto shard_of = [&](int buffer, int shard) { return buffers[buffer].slice(0, 0, layout_.local_tokens(shard)); };
+  // The sum of shard c starts at rank c + 1 and ends, n - 1 steps later, at its owner c.
+  int shard = (rank + n - 1) % n;
+  Tensor now = shard_of(0, shard);
+  take_shard(layout_, shard, all_rows, now, compute);
+  for (int step = 0; step + 1 < n; ++step) {
+    const int coming = (shard + n - 1) % n;
+    const Tensor next = shard_of((step + 1) % 2, coming);
+    ready_.record(compute);
+    ready_.hold(transfer_.get());
+    group_.begin_exchange(now, (rank + 1) % n, next, (rank + n - 1) % n, transfer_.get());
+    wait_for_transfer(compute);
+    int64_t at = 0;
+    for (const TokenRange& s : layout_.segments(coming)) {
+      if (s.size()) add(next.slice(0, at, at + s.size()), all_rows.slice(0, s.begin, s.end));
+      at += s.size();
+    }
+    shard = coming;
+    now = next;
+  }
+  HYSCALE_CHECK(shard == rank, "the sum of shard ", shard, " ended at rank ", rank);
+  if (own.size(0)) add(own, now);
+}
+
+Tensor Ring::left_halo(const Tensor& own, int64_t width, Arena& arena, Stream stream) {
+  const int n = group_.size(), rank = group_.rank();
+  std::vector<int64_t> send_rows(n, 0), receive_rows(n, 0);
+  const auto wanted = layout_.left_halo(rank, width);
+  const auto sends = layout_.halo_sends(rank, width);
+  int64_t rows = 0, out_rows = 0;
+  for (const auto& h : wanted) {
+    receive_rows[h.from] += h.tokens.size();
+    rows += h.tokens.size();
+  }
+  for (const auto& s : sends) out_rows += s.tokens.size();
+  const Tensor halo = arena.allocate(own.dtype(), {rows, own.size(1)});
+  ArenaScope scope(arena);
+  const Tensor out = arena.allocate(own.dtype(), {out_rows, own.size(1)}), in = arena.allocate(own.dtype(), {rows, own.size(1)});
+  int64_t at = 0;
+  for (const auto& s : sends) {
+    const int64_t local = layout_.to_local(s.tokens.begin);
+    copy(out.slice(0, at, at + s.tokens.size()), own.slice(0, local, local + s.tokens.size()), stream);
+    at += s.tokens.size();
+    send_rows[s.to] += s.tokens.size();
+  }
+  group_.all_to_all(out, send_rows, in, receive_rows, stream);
+  // `in` holds the pieces by sender; within a sender they keep the order of `wanted`.
+  std::vector<int64_t> next(n, 0);
+  for (int r = 1; r < n; ++r) next[r] = next[r - 1] + receive_rows[r - 1];
+  at = 0;
+  for (const auto& h : wanted) {
+    const int64_t size = h.tokens.size();
+    copy(halo.slice(0, at, at + size), in.slice(0, next[h.from], next[h.from] + size), stream);
+    next[h.from] += size;
+    at += size;
+  }
+  return halo;
+}
+
+void place_shard(const ContextLayout& layout, int rank, const Tensor& shard, const Tensor& all_rows, Stream stream) {
+  int64_t at = 0;
+  for (const TokenRange& s : layout.segments(rank)) {
+    copy(all_rows.slice(0, s.begin, s.end), shard.slice(0, at, at + s.size()), stream);
+    at += s.size();
+  }
+}
+
+void take_shard(const ContextLayout& layout, int rank, const Tensor& all_rows, const Tensor& shard, Stream stream) {
+  int64_t at = 0;
+  for (const TokenRange& s : layout.segments(rank)) {
+    copy(shard.slice(0, at, at + s.size()), all_rows.slice(0, s.begin, s.end), stream);
+    at += s.size();
+  }
+}
+
+}  // namespace hyscale
