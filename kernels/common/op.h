@@ -28,6 +28,24 @@ class Workspace {
   char* next_;
   size_t left_;
 };
+
+// The one switch of an op. `cuda_call` is compiled in builds with CUDA only; on `meta` checks have been made and nothing is done.
+#ifdef HYSCALE_HAS_CUDA
+#define HYSCALE_DISPATCH(op, device, cpu_call, cuda_call) \
+  switch ((device).type) {                                \
+    case DeviceType::cpu: cpu_call; return;               \
+    case DeviceType::cuda: cuda_call; return;             \
+    case DeviceType::meta: return;                        \
+  }
+#else
+#define HYSCALE_DISPATCH(op, device, cpu_call, cuda_call)          \
+  switch ((device).type) {                                         \
+    case DeviceType::cpu: cpu_call; return;                        \
+    case DeviceType::cuda: unsupported_device(op, device);         \
+    case DeviceType::meta: return;                                 \
+  }
+#endif
+
 inline constexpr size_t aligned_bytes(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 }  // namespace hyscale

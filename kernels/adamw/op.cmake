@@ -1,0 +1,1 @@
+hyscale_op(adamw SOURCES adamw.cpp adamw.cu)

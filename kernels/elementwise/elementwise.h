@@ -1,0 +1,12 @@
+// Small ops over whole tensors. Operands are contiguous and of equal shape; arithmetic is f32.
+#pragma once
+#include "core/tensor.h"
+
+namespace hyscale {
+
+void add(const Tensor& y, const Tensor& a, const Tensor& b, Stream);  // y = a + b; y may be a or b; one dtype
+void scale(const Tensor& x, float factor, Stream);                    // x *= factor; f32 or bf16
+void cast(const Tensor& to, const Tensor& from, Stream);              // between f32 and bf16, or a plain copy; rows of rank 2 may be strided
+void shift_labels(const Tensor& next, const Tensor& labels, Stream);  // i32 [T]: next[t] = labels[t] < 0 ? -1 : labels[t + 1]; last is -1
+
+}  // namespace hyscale

@@ -1,0 +1,1 @@
+hyscale_op(elementwise SOURCES elementwise.cpp elementwise.cu)

@@ -1,0 +1,1 @@
+hyscale_op(embedding SOURCES embedding.cpp embedding.cu)

@@ -1,0 +1,1 @@
+hyscale_op(flash_topk SOURCES flash_topk.cpp flash_topk_ref.cpp)

@@ -1,0 +1,28 @@
+// Gradient norm and clipping without leaving the device.
+#pragma once
+#include "core/tensor.h"
+
+namespace hyscale {
+
+// sum[0] += sum of squares of x, in f64, in a fixed order.
+struct SumOfSquares {
+  Tensor x;    // f32, contiguous
+  Tensor sum;  // f64 [1]
+  Tensor workspace;
+  Stream stream;
+};
+void sum_of_squares(const SumOfSquares&);
+size_t sum_of_squares_workspace_bytes(const SumOfSquares&);
+
+// gate[0] = min(1, max_norm / (sqrt(sum) + 1e-6)), gate[1] = 1 when every sum is finite, else 0 (and gate[0] = 0).
+// max_norm 0: never clip. `others` are sums that must be finite too (losses); f64 [n] or absent.
+struct ClipGate {
+  Tensor sum;     // f64 [1]: sum of squares of all gradients
+  Tensor others;  // f64 [n]
+  float max_norm = 0;
+  Tensor gate;    // f32 [2]
+  Stream stream;
+};
+void clip_gate(const ClipGate&);
+
+}  // namespace hyscale

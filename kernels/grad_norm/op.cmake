@@ -1,0 +1,1 @@
+hyscale_op(grad_norm SOURCES grad_norm.cpp grad_norm.cu)

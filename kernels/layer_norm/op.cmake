@@ -1,0 +1,1 @@
+hyscale_op(layer_norm SOURCES layer_norm.cpp layer_norm.cu)

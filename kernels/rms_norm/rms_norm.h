@@ -1,0 +1,31 @@
+// RMSNorm over the last dimension: y = weight * x * rstd, rstd = (mean(x^2) + eps)^-1/2, all in f32.
+// Backward, with x^ = x * rstd and g = dy * weight:  dx = rstd * (g - x^ * mean(g * x^)),  dweight += sum over rows of dy * x^.
+// Rows may be strided (a column slice of a wider tensor); the last dimension is dense. x, y, dy, dx share a dtype.
+#pragma once
+#include "core/tensor.h"
+
+namespace hyscale {
+
+struct RmsNorm {
+  Tensor x;       // [T, C]
+  Tensor weight;  // [C], dtype of x
+  float eps = 1e-5f;
+  Tensor y;       // [T, C]
+  Tensor rstd;    // f32 [T], or absent
+  Stream stream;
+};
+void rms_norm(const RmsNorm&);
+
+struct RmsNormBackward {
+  Tensor x, weight, rstd;
+  Tensor dy;       // [T, C]
+  Tensor dx;       // [T, C]
+  bool accumulate_dx = false;  // add to dx instead of overwriting it
+  Tensor dweight;  // f32 [C], accumulated into; or absent
+  Tensor workspace;
+  Stream stream;
+};
+void rms_norm_backward(const RmsNormBackward&);
+size_t rms_norm_backward_workspace_bytes(const RmsNormBackward&);
+
+}  // namespace hyscale

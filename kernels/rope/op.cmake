@@ -1,0 +1,1 @@
+hyscale_op(rope SOURCES rope.cpp rope.cu)

@@ -1,0 +1,1 @@
+hyscale_op(router SOURCES router.cpp router.cu)

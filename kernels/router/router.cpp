@@ -1,0 +1,188 @@
+#include "kernels/router/router.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "kernels/common/op.h"
+
+namespace hyscale {
+
+void router_cuda(const Router&);
+void router_backward_cuda(const RouterBackward&);
+void balance_loss_cuda(const BalanceLoss&);
+void router_bias_update_cuda(const Tensor& bias, const Tensor& counts, float rate, Stream);
+
+namespace {
+
+float sigmoid(float z) { return 1 / (1 + std::exp(-z)); }
+
+// Indices of the k largest values, largest first, ties to the lower index.
+void top_k(const std::vector<float>& values, int64_t k, std::vector<int32_t>& order) {
+  order.resize(values.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto better = [&](int32_t a, int32_t b) {
+    const float x = values[static_cast<size_t>(a)], y = values[static_cast<size_t>(b)];
+    return x > y || (x == y && a < b);
+  };
+  std::partial_sort(order.begin(), order.begin() + k, order.end(), better);
+}
+
+// Takes experts of all but the best groups out of the running.
+void drop_groups(const RouterRule& rule, std::vector<float>& biased) {
+  const size_t groups = static_cast<size_t>(rule.num_groups), size = biased.size() / groups;
+  std::vector<float> group_scores(groups);
+  for (size_t g = 0; g < groups; ++g) {
+    std::vector<float> members(biased.begin() + static_cast<ptrdiff_t>(g * size), biased.begin() + static_cast<ptrdiff_t>((g + 1) * size));
+    std::partial_sort(members.begin(), members.begin() + std::min<ptrdiff_t>(2, static_cast<ptrdiff_t>(size)), members.end(), std::greater<>());
+    group_scores[g] = members[0] + (size > 1 ? members[1] : 0);
+  }
+  std::vector<int32_t> order;
+  top_k(group_scores, rule.kept_groups, order);
+  for (size_t i = static_cast<size_t>(rule.kept_groups); i < groups; ++i)
+    std::fill_n(biased.begin() + order[i] * static_cast<ptrdiff_t>(size), size, -std::numeric_limits<float>::infinity());
+}
+
+void router_ref(const Router& r) {
+  const int64_t tokens = r.logits.size(0), num_experts = r.logits.size(1), k = r.rule.k;
+#pragma omp parallel
+  {
+    std::vector<float> scores(static_cast<size_t>(num_experts)), biased(scores.size());
+    std::vector<int32_t> order;
+#pragma omp for
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (size_t e = 0; e < scores.size(); ++e) {
+        scores[e] = sigmoid(r.logits.f32()[t * num_experts + static_cast<int64_t>(e)]);
+        biased[e] = scores[e] + r.bias.f32()[e];
+      }
+      if (r.rule.num_groups > 1) drop_groups(r.rule, biased);
+      top_k(biased, k, order);
+      float sum = 0;
+      for (int64_t j = 0; j < k; ++j) sum += scores[static_cast<size_t>(order[static_cast<size_t>(j)])];
+      for (int64_t j = 0; j < k; ++j) {
+        const int32_t e = order[static_cast<size_t>(j)];
+        r.experts.i32()[t * k + j] = e;
+        r.weights.f32()[t * k + j] = r.rule.scaling * (r.rule.normalize ? scores[static_cast<size_t>(e)] / (sum + 1e-20f) : scores[static_cast<size_t>(e)]);
+      }
+    }
+  }
+  if (r.counts.defined())
+    for (int64_t i = 0; i < tokens * k; ++i) ++r.counts.data<int64_t>()[r.experts.i32()[i]];
+}
+
+void router_backward_ref(const RouterBackward& r) {
+  const int64_t tokens = r.logits.size(0), num_experts = r.logits.size(1), k = r.rule.k;
+#pragma omp parallel for
+  for (int64_t t = 0; t < tokens; ++t) {
+    const float *z = r.logits.f32() + t * num_experts, *dw = r.dweights.f32() + t * k;
+    const int32_t* chosen = r.experts.i32() + t * k;
+    float* dz = r.dlogits.f32() + t * num_experts;
+    std::fill_n(dz, num_experts, 0.0f);
+    double sum = 1e-20, dot = 0;
+    for (int64_t j = 0; j < k; ++j) sum += sigmoid(z[chosen[j]]);
+    for (int64_t j = 0; j < k; ++j) dot += dw[j] * sigmoid(z[chosen[j]]) / sum;
+    for (int64_t j = 0; j < k; ++j) {
+      const double s = sigmoid(z[chosen[j]]);
+      const double ds = r.rule.normalize ? r.rule.scaling / sum * (dw[j] - dot) : r.rule.scaling * dw[j];
+      dz[chosen[j]] = static_cast<float>(ds * s * (1 - s));
+    }
+  }
+}
+
+void balance_loss_document(const BalanceLoss& b, int64_t first, int64_t last) {
+  const int64_t num_experts = b.logits.size(1), tokens = last - first;
+  std::vector<double> mass(static_cast<size_t>(num_experts)), counts(mass.size());
+  std::vector<float> scores(mass.size());
+  std::vector<int32_t> order;
+  for (int64_t t = first; t < last; ++t) {
+    double sum = 0;
+    for (size_t e = 0; e < scores.size(); ++e) sum += scores[e] = sigmoid(b.logits.f32()[t * num_experts + static_cast<int64_t>(e)]);
+    for (size_t e = 0; e < scores.size(); ++e) mass[e] += scores[e] / sum;
+    top_k(scores, b.k, order);
+    for (int64_t j = 0; j < b.k; ++j) ++counts[static_cast<size_t>(order[static_cast<size_t>(j)])];
+  }
+  const double unit = static_cast<double>(num_experts) / (static_cast<double>(b.k) * static_cast<double>(tokens) * static_cast<double>(tokens));
+  for (size_t e = 0; e < mass.size(); ++e) b.loss_sum.data<double>()[0] += unit * counts[e] * mass[e];
+#pragma omp parallel for
+  for (int64_t t = first; t < last; ++t) {
+    const float* z = b.logits.f32() + t * num_experts;
+    float* dz = b.dlogits.f32() + t * num_experts;
+    double sum = 0, mean = 0;
+    for (int64_t e = 0; e < num_experts; ++e) sum += sigmoid(z[e]);
+    for (int64_t e = 0; e < num_experts; ++e) mean += unit * counts[static_cast<size_t>(e)] * sigmoid(z[e]) / sum;
+    for (int64_t e = 0; e < num_experts; ++e) {
+      const double s = sigmoid(z[e]);
+      dz[e] += static_cast<float>(b.grad_scale * (unit * counts[static_cast<size_t>(e)] - mean) / sum * s * (1 - s));
+    }
+  }
+}
+
+void balance_loss_ref(const BalanceLoss& b) {
+  const int32_t* starts = b.document_starts.i32();
+  for (int64_t d = 0; d + 1 < b.document_starts.size(0); ++d)
+    if (starts[d] < starts[d + 1]) balance_loss_document(b, starts[d], starts[d + 1]);
+}
+
+void router_bias_update_ref(const Tensor& bias, const Tensor& counts, float rate) {
+  const int64_t num_experts = bias.size(0);
+  int64_t total = 0, *n = counts.data<int64_t>();
+  for (int64_t e = 0; e < num_experts; ++e) total += n[e];
+  for (int64_t e = 0; e < num_experts; ++e) {
+    const int64_t above = n[e] * num_experts - total;  // sign(n - mean) without rounding
+    bias.f32()[e] += above > 0 ? -rate : above < 0 ? rate : 0;
+    n[e] = 0;
+  }
+}
+
+void check_rule(const RouterRule& rule, int64_t num_experts) {
+  HYSCALE_CHECK(rule.k >= 1 && rule.k <= num_experts, "k is ", rule.k, " of ", num_experts, " experts");
+  HYSCALE_CHECK(rule.num_groups >= 1 && num_experts % rule.num_groups == 0 && rule.kept_groups >= 1 && rule.kept_groups <= rule.num_groups &&
+                    rule.k <= rule.kept_groups * (num_experts / rule.num_groups),
+                rule.kept_groups, " of ", rule.num_groups, " groups of ", num_experts, " experts, k ", rule.k);
+}
+
+}  // namespace
+
+void router(const Router& r) {
+  const int64_t tokens = r.logits.size(0), num_experts = r.logits.size(1);
+  check_rule(r.rule, num_experts);
+  check_tensor(r.logits, "logits", DType::f32, {-1, -1});
+  check_tensor(r.bias, "bias", DType::f32, {num_experts});
+  check_tensor(r.experts, "experts", DType::i32, {tokens, r.rule.k});
+  check_tensor(r.weights, "weights", DType::f32, {tokens, r.rule.k});
+  if (r.counts.defined()) check_tensor(r.counts, "counts", DType::i64, {num_experts});
+  HYSCALE_DISPATCH("router", r.logits.device(), router_ref(r), router_cuda(r));
+}
+
+void router_backward(const RouterBackward& r) {
+  check_rule(r.rule, r.logits.size(1));
+  check_tensor(r.experts, "experts", DType::i32, {r.logits.size(0), r.rule.k});
+  check_tensor(r.dweights, "dweights", DType::f32, {r.logits.size(0), r.rule.k});
+  check_tensor(r.dlogits, "dlogits", DType::f32, r.logits.shape());
+  HYSCALE_DISPATCH("router_backward", r.logits.device(), router_backward_ref(r), router_backward_cuda(r));
+}
+
+void balance_loss(const BalanceLoss& b) {
+  check_tensor(b.logits, "logits", DType::f32, {-1, -1});
+  check_tensor(b.document_starts, "document_starts", DType::i32, {-1});
+  check_tensor(b.dlogits, "dlogits", DType::f32, b.logits.shape());
+  check_tensor(b.loss_sum, "loss_sum", DType::f64, {1});
+  HYSCALE_CHECK(b.k >= 1 && b.k <= b.logits.size(1), "k is ", b.k, " of ", b.logits.size(1), " experts");
+  HYSCALE_DISPATCH("balance_loss", b.logits.device(), balance_loss_ref(b), balance_loss_cuda(b));
+}
+
+size_t balance_loss_workspace_bytes(const BalanceLoss& b) {
+  // Counts and mass of each document and expert.
+  return b.logits.device().is_cpu() ? 0 : 2 * aligned_bytes(static_cast<size_t>((b.document_starts.size(0) - 1) * b.logits.size(1)) * 8);
+}
+
+void router_bias_update(const Tensor& bias, const Tensor& counts, float rate, Stream stream) {
+  check_tensor(bias, "bias", DType::f32, {-1});
+  check_tensor(counts, "counts", DType::i64, bias.shape());
+  (void)stream;
+  HYSCALE_DISPATCH("router_bias_update", bias.device(), router_bias_update_ref(bias, counts, rate), router_bias_update_cuda(bias, counts, rate, stream));
+}
+
+}  // namespace hyscale

@@ -1,0 +1,58 @@
+// Expert router with sigmoid scores and a selection bias ("noaux_tc"; DeepSeek-V3, GLM-4.5 and later).
+//   s = sigmoid(logits);  chosen = the k largest of s + bias (ties: lower expert), within the best groups where groups exist
+//   weight_e = scaling * s_e / (sum over chosen of s + 1e-20)          (normalize), else scaling * s_e
+// A group's score is the sum of its two best biased scores; experts outside the kept groups are not eligible.
+// Backward, s^_e = s_e / sum: ds_e = scaling / sum * (dweight_e - sum over chosen of dweight * s^) for chosen e; dz = ds s (1 - s).
+#pragma once
+#include "core/tensor.h"
+
+namespace hyscale {
+
+struct RouterRule {
+  int64_t k = 1;
+  int64_t num_groups = 1, kept_groups = 1;
+  bool normalize = true;
+  float scaling = 1;
+};
+
+struct Router {
+  RouterRule rule;
+  Tensor logits;   // f32 [T, E]
+  Tensor bias;     // f32 [E]
+  Tensor experts;  // i32 [T, k], by biased score descending
+  Tensor weights;  // f32 [T, k]
+  Tensor counts;   // i64 [E], accumulated into: tokens of each expert; or absent
+  Stream stream;
+};
+void router(const Router&);
+
+struct RouterBackward {
+  RouterRule rule;
+  Tensor logits, experts;
+  Tensor dweights;  // f32 [T, k]
+  Tensor dlogits;   // f32 [T, E], overwritten
+  Stream stream;
+};
+void router_backward(const RouterBackward&);
+
+// Sequence balance loss of each document of T tokens (GLM-4.5, DeepSeek-V3):
+//   s~ = s / sum over experts of s;  c_e = tokens that have e among the k largest s (no bias, no groups)
+//   loss_sum += sum over documents of E / (k T^2) * sum_e c_e sum_t s~[t, e]
+//   dlogits += grad_scale * gradient (c_e counts as constant)
+struct BalanceLoss {
+  int64_t k = 1;
+  Tensor logits;           // f32 [T, E]
+  Tensor document_starts;  // i32 [D + 1]: first is 0, last is T
+  float grad_scale = 0;
+  Tensor loss_sum;         // f64 [1], accumulated into
+  Tensor dlogits;          // f32 [T, E], accumulated into
+  Tensor workspace;
+  Stream stream;
+};
+void balance_loss(const BalanceLoss&);
+size_t balance_loss_workspace_bytes(const BalanceLoss&);
+
+// bias_e += rate * sign(mean(counts) - counts_e), then counts = 0. Source: DeepSeek-V3 (auxiliary-loss-free balancing).
+void router_bias_update(const Tensor& bias, const Tensor& counts, float rate, Stream);
+
+}  // namespace hyscale

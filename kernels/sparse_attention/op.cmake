@@ -1,0 +1,1 @@
+hyscale_op(sparse_attention SOURCES sparse_attention.cpp sparse_attention_ref.cpp DEPENDS OpenBLAS::OpenBLAS)

@@ -1,0 +1,1 @@
+hyscale_op(swiglu SOURCES swiglu.cpp swiglu.cu)
