@@ -15,7 +15,7 @@ struct PackedSequence {
   Tensor positions;  // i32 [T]  restart at 0 in each document
   Tensor key_begin;  // i32 [T]  first token of the same document
   Tensor key_end;    // i32 [T]  own index + 1
-  std::vector<int64_t> document_starts;  // host copy; first is 0, last is T
+  Tensor document_starts;  // i32 [D + 1]  first is 0, last is T
   int64_t num_labels = 0;                // labels that are not -1
   int64_t num_tokens() const { return tokens.size(0); }
 };
@@ -62,6 +62,10 @@ struct Context {
   SelectionStore* selections = nullptr;
   Arena* saved = nullptr;    // what backward needs; rewound by the owner
   Arena* scratch = nullptr;  // temporaries; rewound by whoever allocates (ArenaScope)
+  bool deterministic = false;  // bit-equal results across runs where a faster way exists (the CPU always is)
 };
+
+// Scratch memory for an op's workspace, until the caller's ArenaScope ends.
+inline Tensor workspace(Context& ctx, size_t bytes) { return ctx.scratch->allocate(DType::u8, {static_cast<int64_t>(bytes)}); }
 
 }  // namespace hyscale

@@ -2,6 +2,7 @@
 #pragma once
 #include <deque>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "core/memory.h"
@@ -50,12 +51,15 @@ class ParameterStore {
   // Random initial values, a function of (seed, parameter name, element) alone: the same on every device and layout.
   void initialize(uint64_t seed, float initializer_range);
   void zero_gradients(Stream);
+  // Sets a parameter's value from f32 on the host, rounding to its dtype.
+  void write_value(Parameter&, const float* values);
 
   int64_t num_elements() const;       // all parameters, buffers included
   int64_t num_hf_tensors() const;
 
  private:
   std::deque<Parameter> parameters_;
+  std::unordered_map<std::string, size_t> by_name_;
   Buffer values_, gradients_;
 };
 

@@ -6,6 +6,13 @@
 
 namespace hyscale {
 
+Tensor as_rank3(const Tensor& t) {
+  if (t.rank() == 3) return t;
+  if (t.rank() == 2) return Tensor(t.raw(), t.dtype(), t.device(), {1, t.size(0), t.size(1)}, {0, t.stride(0), t.stride(1)});
+  HYSCALE_CHECK(t.is_contiguous(), to_string(t), " is strided");
+  return Tensor(t.raw(), t.dtype(), t.device(), {1, 1, t.elements()});
+}
+
 void add_cuda(const Tensor& y, const Tensor& a, const Tensor& b, Stream);
 void scale_cuda(const Tensor& x, float factor, Stream);
 void cast_cuda(const Tensor& to, const Tensor& from, Stream);
@@ -28,18 +35,18 @@ void scale_ref(const Tensor& x, float factor) {
 float read(const Tensor& t, int64_t i) { return t.dtype() == DType::f32 ? t.data<float>()[i] : bf16_to_float(t.data<uint16_t>()[i]); }
 
 void cast_ref(const Tensor& to, const Tensor& from) {
-  const bool matrix = to.rank() == 2;
-  const int64_t rows = matrix ? to.size(0) : 1, columns = matrix ? to.size(1) : to.elements();
-  const int64_t to_step = matrix ? to.stride(0) : 0, from_step = matrix ? from.stride(0) : 0;
-#pragma omp parallel for
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t c = 0; c < columns; ++c) {
-      const float value = read(from, r * from_step + c);
-      if (to.dtype() == DType::f32)
-        to.data<float>()[r * to_step + c] = value;
-      else
-        to.data<uint16_t>()[r * to_step + c] = float_to_bf16(value);
-    }
+  const Tensor y = as_rank3(to), x = as_rank3(from);
+#pragma omp parallel for collapse(2)
+  for (int64_t i = 0; i < y.size(0); ++i)
+    for (int64_t j = 0; j < y.size(1); ++j)
+      for (int64_t c = 0; c < y.size(2); ++c) {
+        const float value = read(x, i * x.stride(0) + j * x.stride(1) + c);
+        const int64_t at = i * y.stride(0) + j * y.stride(1) + c;
+        if (y.dtype() == DType::f32)
+          y.data<float>()[at] = value;
+        else
+          y.data<uint16_t>()[at] = float_to_bf16(value);
+      }
 }
 
 void shift_labels_ref(const Tensor& next, const Tensor& labels) {
@@ -72,7 +79,7 @@ void cast(const Tensor& to, const Tensor& from, Stream stream) {
   check_float(to);
   check_float(from);
   check_shape(from, "from", to.shape());
-  HYSCALE_CHECK(to.rank() == 2 || (to.is_contiguous() && from.is_contiguous()), "cast of ", to_string(from));
+  HYSCALE_CHECK(as_rank3(to).stride(2) == 1 && as_rank3(from).stride(2) == 1, "cast of ", to_string(from), " to ", to_string(to));
   (void)stream;
   HYSCALE_DISPATCH("cast", to.device(), cast_ref(to, from), cast_cuda(to, from, stream));
 }

@@ -1,0 +1,89 @@
+#include "models/glm/decoder_layer.h"
+
+#include "kernels/elementwise/elementwise.h"
+#include "kernels/rms_norm/rms_norm.h"
+
+namespace hyscale {
+namespace {
+
+Parameter norm_weight(const std::string& name, int64_t size) {
+  return {.name = name, .shape = {size}, .init = Init::ones, .weight_decay = false};
+}
+
+}  // namespace
+
+DecoderLayer::DecoderLayer(ParameterStore& store, const std::string& prefix, const GlmConfig& c, bool owns_indexer, bool dense)
+    : eps_(c.norm_eps),
+      input_norm_(store.add(norm_weight(prefix + "input_layernorm.weight", c.attention.hidden_size))),
+      post_norm_(store.add(norm_weight(prefix + "post_attention_layernorm.weight", c.attention.hidden_size))),
+      attention_(store, prefix + "self_attn.", c.attention),
+      k_(c.indexer.k) {
+  if (owns_indexer) indexer_.emplace(store, prefix + "self_attn.indexer.", c.indexer);
+  if (dense)
+    mlp_.emplace(store, prefix + "mlp.", c.attention.hidden_size, c.intermediate_size);
+  else
+    moe_.emplace(store, prefix + "mlp.", c.moe);
+}
+
+void DecoderLayer::attention_input(Context& ctx, const Tensor& x, Saved& s) {
+  s.x = x;
+  s.rstd1 = ctx.saved->allocate(DType::f32, {x.size(0)});
+  s.u = ctx.saved->allocate(ctx.activation, x.shape());
+  rms_norm({x, input_norm_.value, eps_, s.u, s.rstd1, ctx.stream});
+}
+
+void DecoderLayer::feed_forward(Context& ctx, Pass pass, const Tensor& attention_out, const Tensor& y, Saved& s) {
+  s.x1 = ctx.saved->allocate(ctx.activation, s.x.shape());
+  s.rstd2 = ctx.saved->allocate(DType::f32, {s.x.size(0)});
+  s.v = ctx.saved->allocate(ctx.activation, s.x.shape());
+  add(s.x1, s.x, attention_out, ctx.stream);
+  rms_norm({s.x1, post_norm_.value, eps_, s.v, s.rstd2, ctx.stream});
+  if (mlp_)
+    mlp_->forward(ctx, s.v, y, s.mlp);
+  else
+    moe_->forward(ctx, pass, s.v, y, s.moe);
+  add(y, y, s.x1, ctx.stream);
+}
+
+void DecoderLayer::forward(Context& ctx, Pass pass, int slot, const Tensor& x, const Tensor& y, const Tensor& inv_freq, Saved& s) {
+  attention_input(ctx, x, s);
+  attention_.project(ctx, s.u, inv_freq, s.attention);
+  if (indexer_) indexer_->forward(ctx, pass, slot, s.u, s.attention.c_q, inv_freq, s.indexer);
+  attention_.attend(ctx, ctx.selections->get(slot), y, s.attention);
+  feed_forward(ctx, pass, y, y, s);
+}
+
+void DecoderLayer::norm_backward(Context& ctx, const Parameter& weight, const Tensor& x, const Tensor& rstd, const Tensor& dnormed, const Tensor& dy) {
+  RmsNormBackward n{x, weight.value, rstd, dnormed, dy, true, weight.grad, {}, ctx.stream};
+  const ArenaScope scope(*ctx.scratch);
+  n.workspace = workspace(ctx, rms_norm_backward_workspace_bytes(n));
+  rms_norm_backward(n);
+}
+
+void DecoderLayer::backward(Context& ctx, int slot, const Tensor& dy, const Tensor& inv_freq, const Saved& s) {
+  const ArenaScope scope(*ctx.scratch);
+  const Tensor d = ctx.scratch->allocate(ctx.activation, dy.shape());
+  if (mlp_)
+    mlp_->backward(ctx, dy, d, s.mlp);
+  else
+    moe_->backward(ctx, dy, d, s.moe);
+  norm_backward(ctx, post_norm_, s.x1, s.rstd2, d, dy);
+
+  const bool teach = indexer_ && ctx.scales.index > 0;
+  const Tensor head_sum = teach ? ctx.scratch->allocate(DType::f32, {dy.size(0), k_}) : Tensor();
+  attention_.backward(ctx, dy, ctx.selections->get(slot), inv_freq, head_sum, d, s.attention);
+  if (teach) indexer_->backward(ctx, slot, head_sum, inv_freq, s.indexer);
+  norm_backward(ctx, input_norm_, s.x, s.rstd1, d, dy);
+}
+
+void DecoderLayer::warmup(Context& ctx, int slot, const Tensor& x, const Tensor& y, const Tensor& inv_freq) {
+  Saved s;
+  attention_input(ctx, x, s);
+  attention_.project(ctx, s.u, inv_freq, s.attention);
+  Mla::Dense dense;
+  attention_.attend_dense(ctx, inv_freq, y, s.attention, dense);
+  if (indexer_) indexer_->warmup(ctx, slot, s.u, s.attention.c_q, inv_freq, s.attention.q, dense, attention_.scale());
+  feed_forward(ctx, Pass::evaluate, y, y, s);
+}
+
+}  // namespace hyscale

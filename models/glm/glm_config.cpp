@@ -1,0 +1,114 @@
+#include "models/glm/glm_config.h"
+
+#include <cmath>
+
+#include "models/json_reader.h"
+
+namespace hyscale {
+namespace {
+
+float rope_theta(const JsonReader& r, const std::string& path) {
+  if (!r.has("rope_parameters")) return static_cast<float>(r.number("rope_theta"));
+  const JsonReader rope(r.raw("rope_parameters"), path + ": rope_parameters");
+  rope.only("rope_type", "default");
+  return static_cast<float>(rope.number("rope_theta"));
+}
+
+// One flag per layer from a list of two names, or from `rule` when the list is absent.
+template <typename Rule>
+std::vector<bool> layer_flags(const JsonReader& r, const char* key, const char* on, const char* off, int64_t num_layers, Rule rule) {
+  std::vector<bool> flags(static_cast<size_t>(num_layers));
+  if (!r.has(key)) {
+    for (int64_t i = 0; i < num_layers; ++i) flags[static_cast<size_t>(i)] = rule(i);
+    return flags;
+  }
+  const nlohmann::json& list = r.raw(key);
+  if (!list.is_array() || list.size() != flags.size()) r.fail(key, list, concat("a list of ", num_layers, " entries"));
+  for (size_t i = 0; i < flags.size(); ++i) {
+    if (list[i] != on && list[i] != off) r.fail(concat(key, "[", i, "]"), list[i], concat('"', on, "\" or \"", off, '"'));
+    flags[i] = list[i] == on;
+  }
+  return flags;
+}
+
+// Values that would change the mathematics.
+void refuse_unsupported(const JsonReader& r) {
+  r.only("model_type", "glm_moe_dsa");
+  r.only("attention_bias", false);
+  r.only("mlp_bias", false);
+  r.only("hidden_act", "silu");
+  r.only("tie_word_embeddings", false);
+  r.only("scoring_func", "sigmoid");
+  r.only("topk_method", "noaux_tc");
+  r.only("moe_layer_freq", 1);
+  r.only("index_share_for_mtp_iteration", true);
+  if (r.has("index_topk_pattern")) r.fail("index_topk_pattern", r.raw("index_topk_pattern"), "no pattern: use indexer_types");
+  if (r.number_or("attention_dropout", 0) != 0) r.fail("attention_dropout", r.raw("attention_dropout"), "0: dropout is not supported");
+}
+
+MlaConfig attention_config(const JsonReader& r, const std::string& path) {
+  MlaConfig a;
+  a.hidden_size = r.integer("hidden_size", 1);
+  a.num_heads = r.integer("num_attention_heads", 1);
+  if (r.integer_or("num_key_value_heads", a.num_heads, 1) != a.num_heads)
+    r.fail("num_key_value_heads", r.raw("num_key_value_heads"), concat("num_attention_heads, ", a.num_heads));
+  a.q_rank = r.integer("q_lora_rank", 1);
+  a.kv_rank = r.integer("kv_lora_rank", 1);
+  a.nope_dim = r.integer("qk_nope_head_dim", 1);
+  a.rope_dim = r.integer("qk_rope_head_dim", 2);
+  if (a.rope_dim % 2 != 0) r.fail("qk_rope_head_dim", a.rope_dim, "an even number");
+  if (r.integer_or("qk_head_dim", a.nope_dim + a.rope_dim, 1) != a.nope_dim + a.rope_dim)
+    r.fail("qk_head_dim", r.raw("qk_head_dim"), concat("qk_nope_head_dim + qk_rope_head_dim, ", a.nope_dim + a.rope_dim));
+  a.value_dim = r.integer("v_head_dim", 1);
+  a.rope_theta = rope_theta(r, path);
+  a.rope_interleaved = r.boolean_or("rope_interleave", true);
+  a.scale = 1 / std::sqrt(static_cast<float>(a.nope_dim + a.rope_dim));
+  return a;
+}
+
+MoeConfig moe_config(const JsonReader& r) {
+  MoeConfig m;
+  m.hidden_size = r.integer("hidden_size", 1);
+  m.intermediate_size = r.integer("moe_intermediate_size", 1);
+  m.num_experts = r.integer("n_routed_experts", 1, 1 << 16);
+  m.num_shared_experts = r.integer_or("n_shared_experts", 0, 0);
+  m.rule.k = r.integer("num_experts_per_tok", 1, m.num_experts);
+  m.rule.num_groups = r.integer_or("n_group", 1, 1);
+  m.rule.kept_groups = r.integer_or("topk_group", 1, 1);
+  if (m.num_experts % m.rule.num_groups != 0) r.fail("n_group", m.rule.num_groups, concat("a divisor of n_routed_experts, ", m.num_experts));
+  if (m.rule.kept_groups > m.rule.num_groups) r.fail("topk_group", m.rule.kept_groups, concat("at most n_group, ", m.rule.num_groups));
+  if (m.rule.k > m.rule.kept_groups * (m.num_experts / m.rule.num_groups))
+    r.fail("num_experts_per_tok", m.rule.k, "at most the experts of the kept groups");
+  m.rule.normalize = r.boolean_or("norm_topk_prob", true);
+  m.rule.scaling = static_cast<float>(r.number_or("routed_scaling_factor", 1));
+  return m;
+}
+
+}  // namespace
+
+GlmConfig parse_glm_config(const nlohmann::json& json, const std::string& path) {
+  const JsonReader r(json, path);
+  refuse_unsupported(r);
+  GlmConfig c;
+  c.vocab_size = r.integer("vocab_size", 1, int64_t{1} << 30);
+  c.num_layers = r.integer("num_hidden_layers", 1, 10000);
+  c.intermediate_size = r.integer("intermediate_size", 1);
+  c.mtp_layers = r.integer_or("num_nextn_predict_layers", 0, 0);
+  c.norm_eps = static_cast<float>(r.number("rms_norm_eps"));
+  c.initializer_range = static_cast<float>(r.number_or("initializer_range", 0.02));
+  c.attention = attention_config(r, path);
+  c.indexer = {c.attention.hidden_size, c.attention.q_rank, r.integer("index_n_heads", 1), r.integer("index_head_dim", 2), c.attention.rope_dim,
+               r.integer("index_topk", 1, 1 << 20), r.boolean_or("indexer_rope_interleave", true)};
+  if (c.indexer.head_dim < c.indexer.rope_dim)
+    r.fail("index_head_dim", c.indexer.head_dim, concat("at least qk_rope_head_dim, ", c.indexer.rope_dim));
+  c.moe = moe_config(r);
+  const int64_t first_moe = r.integer_or("first_k_dense_replace", 0, 0);
+  c.dense_layer = layer_flags(r, "mlp_layer_types", "dense", "sparse", c.num_layers, [&](int64_t i) { return i < first_moe; });
+  const int64_t frequency = r.integer_or("index_topk_freq", 1, 1), offset = r.integer_or("index_skip_topk_offset", 0, 0);
+  c.selecting_layer = layer_flags(r, "indexer_types", "full", "shared", c.num_layers,
+                                  [&](int64_t i) { return std::max<int64_t>(i - offset + 1, 0) % frequency == 0; });
+  if (!c.selecting_layer[0]) r.fail("indexer_types[0]", "shared", "\"full\": the first layer has no earlier selection to share");
+  return c;
+}
+
+}  // namespace hyscale

@@ -1,0 +1,189 @@
+#include "models/glm/glm_model.h"
+
+#include "kernels/embedding/embedding.h"
+#include "kernels/lm_head_loss/lm_head_loss.h"
+#include "kernels/rms_norm/rms_norm.h"
+#include "kernels/rope/rope.h"
+#include "models/layers/linear.h"
+
+namespace hyscale {
+
+GlmModel::GlmModel(const nlohmann::json& hf_config, const std::string& path, const ModelOptions& options)
+    : hf_config_(hf_config), config_(parse_glm_config(hf_config, path)), options_(options) {
+  config_.attention.latent_eps = options.latent_norm_eps;
+  if (options.mtp && config_.mtp_layers != 1)
+    throw UserError(concat(path, ": \"num_nextn_predict_layers\" is ", config_.mtp_layers, "; training MTP needs 1"));
+  const int64_t hidden = config_.attention.hidden_size;
+  embedding_ = &store_.add({.name = "model.embed_tokens.weight", .shape = {config_.vocab_size, hidden}});
+  for (int64_t i = 0; i < config_.num_layers; ++i) {
+    const size_t at = static_cast<size_t>(i);
+    num_slots_ += config_.selecting_layer[at];
+    slots_.push_back(num_slots_ - 1);
+    layers_.emplace_back(store_, concat("model.layers.", i, "."), config_, config_.selecting_layer[at], config_.dense_layer[at]);
+    if (layers_.back().moe()) moe_layers_.push_back(layers_.back().moe());
+  }
+  norm_ = &store_.add({.name = "model.norm.weight", .shape = {hidden}, .init = Init::ones, .weight_decay = false});
+  lm_head_ = &store_.add({.name = "lm_head.weight", .shape = {config_.vocab_size, hidden}});
+  if (!options.mtp) return;
+  mtp_.emplace(store_, concat("model.layers.", config_.num_layers, "."), config_, options.mtp_depths, num_slots_, *embedding_, *lm_head_);
+  num_slots_ += options.mtp_depths;
+  moe_layers_.push_back(mtp_->moe());
+}
+
+void GlmModel::prepare(Context& ctx) {
+  if (inv_freq_.defined()) return;
+  const std::vector<float> host = rope_inverse_frequencies(config_.attention.rope_theta, config_.attention.rope_dim);
+  const size_t frequency_bytes = (host.size() * sizeof(float) + 255) / 256 * 256;
+  const int64_t layers = static_cast<int64_t>(moe_layers_.size()), experts = config_.moe.num_experts;
+  constants_ = Buffer(ctx.device, frequency_bytes + static_cast<size_t>(layers * experts) * sizeof(int64_t), "rope frequencies and expert counters");
+  inv_freq_ = Tensor(constants_.data(), DType::f32, ctx.device, {static_cast<int64_t>(host.size())});
+  copy_bytes(inv_freq_.raw(), ctx.device, host.data(), Device{}, host.size() * sizeof(float), ctx.stream);
+  synchronize(ctx.device, ctx.stream);
+  if (layers == 0) return;
+  char* counters = ctx.device.is_meta() ? nullptr : static_cast<char*>(constants_.data()) + frequency_bytes;
+  counts_ = Tensor(counters, DType::i64, ctx.device, {layers, experts});
+  zero(counts_, ctx.stream);
+  for (int64_t i = 0; i < layers; ++i) moe_layers_[static_cast<size_t>(i)]->count_into(counts_.select(0, i));
+}
+
+Tensor GlmModel::embed(Context& ctx) {
+  const Tensor x = ctx.saved->allocate(ctx.activation, {ctx.sequence->num_tokens(), config_.attention.hidden_size});
+  embedding({ctx.sequence->tokens, embedding_->value, x, ctx.stream});
+  return x;
+}
+
+Tensor GlmModel::final_norm(Context& ctx, const Tensor& x, const Tensor& rstd) {
+  const Tensor h = ctx.saved->allocate(ctx.activation, x.shape());
+  rms_norm({x, norm_->value, config_.norm_eps, h, rstd, ctx.stream});
+  return h;
+}
+
+void GlmModel::train_step(Context& ctx, Recompute recompute) {
+  prepare(ctx);
+  const ArenaScope step(*ctx.saved);
+  if (ctx.stage == Stage::warmup) return warmup_step(ctx);
+  std::vector<LayerUse> uses(layers_.size());
+  Tensor x = embed(ctx);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    uses[i].x = x;
+    const Tensor y = ctx.saved->allocate(ctx.activation, x.shape());
+    const Arena::Mark before_layer = ctx.saved->mark();
+    layers_[i].forward(ctx, Pass::forward, slots_[i], x, y, inv_freq_, uses[i].saved);
+    if (recompute == Recompute::layer) ctx.saved->rewind(before_layer);
+    x = y;
+  }
+  const Tensor rstd = ctx.saved->allocate(DType::f32, {x.size(0)}), h = final_norm(ctx, x, rstd), dh = ctx.saved->allocate(ctx.activation, x.shape());
+  {
+    const ArenaScope scope(*ctx.scratch);
+    LmHeadLoss l{h, lm_head_->value, ctx.sequence->labels, static_cast<float>(ctx.scales.lm), ctx.sums->lm, dh, lm_head_->grad, {}, ctx.stream};
+    l.workspace = workspace(ctx, lm_head_loss_workspace_bytes(l));
+    lm_head_loss(l);
+  }
+  if (mtp_) {
+    const ArenaScope scope(*ctx.saved);
+    mtp_->train(ctx, recompute, h, dh, inv_freq_);
+  }
+  RmsNormBackward n{x, norm_->value, rstd, dh, dh, false, norm_->grad, {}, ctx.stream};
+  {
+    const ArenaScope scope(*ctx.scratch);
+    n.workspace = workspace(ctx, rms_norm_backward_workspace_bytes(n));
+    rms_norm_backward(n);
+  }
+  for (size_t i = layers_.size(); i-- > 0;) {
+    const ArenaScope recomputed(*ctx.saved);
+    if (recompute == Recompute::layer) {
+      // The layer's output is known; what is wanted is what its backward reads.
+      const Tensor y = ctx.saved->allocate(ctx.activation, x.shape());
+      layers_[i].forward(ctx, Pass::recompute, slots_[i], uses[i].x, y, inv_freq_, uses[i].saved);
+    }
+    layers_[i].backward(ctx, slots_[i], dh, inv_freq_, uses[i].saved);
+  }
+  const ArenaScope scope(*ctx.scratch);
+  EmbeddingBackward e{ctx.sequence->tokens, dh, embedding_->grad, {}, ctx.stream};
+  e.workspace = workspace(ctx, embedding_backward_workspace_bytes(e));
+  embedding_backward(e);
+}
+
+void GlmModel::warmup_step(Context& ctx) {
+  Tensor x = embed(ctx), y = ctx.saved->allocate(ctx.activation, x.shape());
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const ArenaScope scope(*ctx.saved);
+    layers_[i].warmup(ctx, slots_[i], x, y, inv_freq_);
+    std::swap(x, y);
+  }
+  const Tensor h = final_norm(ctx, x, {});
+  {
+    const ArenaScope scope(*ctx.scratch);
+    LmHeadLoss l{h, lm_head_->value, ctx.sequence->labels, 0, ctx.sums->lm, {}, {}, {}, ctx.stream};
+    l.workspace = workspace(ctx, lm_head_loss_workspace_bytes(l));
+    lm_head_loss(l);
+  }
+  if (mtp_) mtp_->evaluate(ctx, h, inv_freq_);
+}
+
+Tensor GlmModel::forward_only(Context& ctx, Tensor x) {
+  Tensor y = ctx.saved->allocate(ctx.activation, x.shape());
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const ArenaScope scope(*ctx.saved);
+    DecoderLayer::Saved saved;
+    layers_[i].forward(ctx, Pass::evaluate, slots_[i], x, y, inv_freq_, saved);
+    std::swap(x, y);
+  }
+  return final_norm(ctx, x, {});
+}
+
+void GlmModel::evaluate(Context& ctx) {
+  prepare(ctx);
+  HYSCALE_CHECK(ctx.stage == Stage::sparse, "evaluation reads selections");
+  const ArenaScope step(*ctx.saved);
+  const Tensor h = forward_only(ctx, embed(ctx));
+  {
+    const ArenaScope scope(*ctx.scratch);
+    LmHeadLoss l{h, lm_head_->value, ctx.sequence->labels, 0, ctx.sums->lm, {}, {}, {}, ctx.stream};
+    l.workspace = workspace(ctx, lm_head_loss_workspace_bytes(l));
+    lm_head_loss(l);
+  }
+  if (mtp_) mtp_->evaluate(ctx, h, inv_freq_);
+}
+
+Tensor GlmModel::logits(Context& ctx, Arena& out) {
+  prepare(ctx);
+  const Tensor logits = out.allocate(DType::f32, {ctx.sequence->num_tokens(), config_.vocab_size});
+  const ArenaScope step(*ctx.saved);
+  scratch_gemm(ctx, forward_only(ctx, embed(ctx)), lm_head_->value, logits, false, true);
+  return logits;
+}
+
+void GlmModel::after_step(bool applied, Stream stream) {
+  if (!counts_.defined()) return;
+  if (applied && options_.router_bias_update_rate != 0)
+    for (Moe* moe : moe_layers_) moe->update_bias(options_.router_bias_update_rate, stream);
+  else
+    zero(counts_, stream);
+}
+
+int64_t GlmModel::num_active_elements() const {
+  int64_t active = 0;
+  const std::string mtp_prefix = concat("model.layers.", config_.num_layers, ".");
+  for (const Parameter& p : store_.all()) {
+    if (&p == embedding_ || p.name.starts_with(mtp_prefix)) continue;
+    const int64_t n = p.shape.elements();
+    active += p.expert ? n / config_.moe.num_experts * config_.moe.rule.k : n;
+  }
+  return active;
+}
+
+ForwardFlops GlmModel::forward_flops(int64_t tokens) const {
+  const MlaConfig& a = config_.attention;
+  const IndexerConfig& x = config_.indexer;
+  const double n = static_cast<double>(tokens), k = static_cast<double>(std::min(tokens, x.k));
+  const double visible = (n + 1) / 2;                        // keys a query sees, on average
+  const double selected = k * (k + 1) / 2 / n + (n - k) * k / n;  // keys a query reads, on average
+  const double pair = 2.0 * static_cast<double>(a.num_heads * (2 * a.kv_rank + a.rope_dim));
+  const double score = 2.0 * static_cast<double>(x.num_heads * x.head_dim);
+  double selecting = 0;
+  for (bool owns : config_.selecting_layer) selecting += owns;
+  return {2.0 * static_cast<double>(num_active_elements()), pair * selected * static_cast<double>(config_.num_layers), score * visible * selecting};
+}
+
+}  // namespace hyscale

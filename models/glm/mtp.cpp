@@ -1,0 +1,121 @@
+#include "models/glm/mtp.h"
+
+#include "kernels/elementwise/elementwise.h"
+#include "kernels/embedding/embedding.h"
+#include "kernels/lm_head_loss/lm_head_loss.h"
+#include "kernels/rms_norm/rms_norm.h"
+#include "models/layers/linear.h"
+
+namespace hyscale {
+namespace {
+
+Parameter norm_weight(const std::string& name, int64_t size) {
+  return {.name = name, .shape = {size}, .init = Init::ones, .weight_decay = false};
+}
+
+void norm_backward(Context& ctx, const Tensor& x, const Parameter& weight, const Tensor& rstd, const Tensor& dy, const Tensor& dx, bool accumulate) {
+  RmsNormBackward n{x, weight.value, rstd, dy, dx, accumulate, weight.grad, {}, ctx.stream};
+  const ArenaScope scope(*ctx.scratch);
+  n.workspace = workspace(ctx, rms_norm_backward_workspace_bytes(n));
+  rms_norm_backward(n);
+}
+
+}  // namespace
+
+Mtp::Mtp(ParameterStore& store, const std::string& prefix, const GlmConfig& c, int depths, int first_slot, Parameter& embedding, Parameter& lm_head)
+    : eps_(c.norm_eps),
+      depths_(depths),
+      first_slot_(first_slot),
+      embedding_(embedding),
+      lm_head_(lm_head),
+      enorm_(store.add(norm_weight(prefix + "enorm.weight", c.attention.hidden_size))),
+      hnorm_(store.add(norm_weight(prefix + "hnorm.weight", c.attention.hidden_size))),
+      eh_proj_(store.add({.name = prefix + "eh_proj.weight", .shape = {c.attention.hidden_size, 2 * c.attention.hidden_size}})),
+      layer_(store, prefix, c, true, false),
+      head_norm_(store.add(norm_weight(prefix + "shared_head.norm.weight", c.attention.hidden_size))) {}
+
+void Mtp::join(Context& ctx, const Tensor& h, const Tensor& labels, Depth& d) {
+  const int64_t tokens = h.size(0), width = h.size(1);
+  d.tokens = labels;  // what the previous depth predicts is what this one reads
+  d.labels = ctx.saved->allocate(DType::i32, {tokens});
+  shift_labels(d.labels, labels, ctx.stream);
+  d.h = h;
+  d.embedded = ctx.saved->allocate(ctx.activation, h.shape());
+  d.e_rstd = ctx.saved->allocate(DType::f32, {tokens});
+  d.h_rstd = ctx.saved->allocate(DType::f32, {tokens});
+  d.joined = ctx.saved->allocate(ctx.activation, {tokens, 2 * width});
+  d.x = ctx.saved->allocate(ctx.activation, h.shape());
+  d.y = ctx.saved->allocate(ctx.activation, h.shape());
+  d.y_rstd = ctx.saved->allocate(DType::f32, {tokens});
+  d.out = ctx.saved->allocate(ctx.activation, h.shape());
+  embedding({labels, embedding_.value, d.embedded, ctx.stream});
+  rms_norm({d.embedded, enorm_.value, eps_, d.joined.slice(1, 0, width), d.e_rstd, ctx.stream});
+  rms_norm({h, hnorm_.value, eps_, d.joined.slice(1, width, 2 * width), d.h_rstd, ctx.stream});
+  linear(ctx, d.joined, eh_proj_, d.x);
+}
+
+void Mtp::head(Context& ctx, Depth& d, bool backward) {
+  rms_norm({d.y, head_norm_.value, eps_, d.out, d.y_rstd, ctx.stream});
+  if (backward) d.dout = ctx.saved->allocate(ctx.activation, d.out.shape());
+  const ArenaScope scope(*ctx.scratch);
+  LmHeadLoss l{d.out, lm_head_.value, d.labels, static_cast<float>(ctx.scales.mtp), ctx.sums->mtp, d.dout, backward ? lm_head_.grad : Tensor(), {}, ctx.stream};
+  l.workspace = workspace(ctx, lm_head_loss_workspace_bytes(l));
+  lm_head_loss(l);
+}
+
+void Mtp::join_backward(Context& ctx, const Tensor& dx, const Tensor& dh, const Depth& d) {
+  const ArenaScope scope(*ctx.scratch);
+  const int64_t width = dx.size(1);
+  const Tensor djoined = ctx.scratch->allocate(ctx.activation, d.joined.shape());
+  linear_wgrad(ctx, dx, d.joined, eh_proj_);
+  linear_dgrad(ctx, dx, eh_proj_, djoined);
+  const Tensor de = djoined.slice(1, 0, width);
+  norm_backward(ctx, d.embedded, enorm_, d.e_rstd, de, de, false);
+  EmbeddingBackward e{d.tokens, de, embedding_.grad, {}, ctx.stream};
+  e.workspace = workspace(ctx, embedding_backward_workspace_bytes(e));
+  embedding_backward(e);
+  norm_backward(ctx, d.h, hnorm_, d.h_rstd, djoined.slice(1, width, 2 * width), dh, true);
+}
+
+void Mtp::train(Context& ctx, Recompute recompute, const Tensor& h, const Tensor& dh, const Tensor& inv_freq) {
+  std::vector<Depth> depths(static_cast<size_t>(depths_));
+  for (int i = 0; i < depths_; ++i) {
+    Depth& d = depths[static_cast<size_t>(i)];
+    join(ctx, i == 0 ? h : depths[static_cast<size_t>(i - 1)].out, i == 0 ? ctx.sequence->labels : depths[static_cast<size_t>(i - 1)].labels, d);
+    const Arena::Mark before_layer = ctx.saved->mark();
+    layer_.forward(ctx, Pass::forward, first_slot_ + i, d.x, d.y, inv_freq, d.layer);
+    if (recompute == Recompute::layer) ctx.saved->rewind(before_layer);
+    head(ctx, d, true);
+  }
+  for (int i = depths_ - 1; i >= 0; --i) {
+    Depth& d = depths[static_cast<size_t>(i)];
+    const ArenaScope scope(*ctx.scratch);
+    const Tensor dy = ctx.scratch->allocate(ctx.activation, d.y.shape());
+    norm_backward(ctx, d.y, head_norm_, d.y_rstd, d.dout, dy, false);
+    const ArenaScope recomputed(*ctx.saved);
+    if (recompute == Recompute::layer) layer_.forward(ctx, Pass::recompute, first_slot_ + i, d.x, d.y, inv_freq, d.layer);
+    layer_.backward(ctx, first_slot_ + i, dy, inv_freq, d.layer);
+    join_backward(ctx, dy, i == 0 ? dh : depths[static_cast<size_t>(i - 1)].dout, d);
+  }
+}
+
+void Mtp::evaluate(Context& ctx, const Tensor& h, const Tensor& inv_freq) {
+  const ArenaScope scope(*ctx.saved);
+  Tensor below = h, labels = ctx.sequence->labels;
+  for (int i = 0; i < depths_; ++i) {
+    Depth d;
+    join(ctx, below, labels, d);
+    {
+      const ArenaScope layer_scope(*ctx.saved);
+      if (ctx.stage == Stage::warmup)
+        layer_.warmup(ctx, first_slot_ + i, d.x, d.y, inv_freq);
+      else
+        layer_.forward(ctx, Pass::evaluate, first_slot_ + i, d.x, d.y, inv_freq, d.layer);
+    }
+    head(ctx, d, false);
+    below = d.out;
+    labels = d.labels;
+  }
+}
+
+}  // namespace hyscale

@@ -1,0 +1,107 @@
+#include "models/layers/moe.h"
+
+#include "kernels/gemm/grouped_gemm.h"
+#include "kernels/swiglu/swiglu.h"
+#include "models/layers/linear.h"
+
+namespace hyscale {
+namespace {
+
+Parameter expert_gate_up(const std::string& prefix, const MoeConfig& c) {
+  const int64_t e = c.num_experts, i = c.intermediate_size, h = c.hidden_size;
+  Parameter p{.name = prefix + "experts.gate_up_proj", .shape = {e, 2 * i, h}, .expert = true};
+  for (int64_t n = 0; n < e; ++n) {
+    const std::string name = concat(prefix, "experts.", n, ".");
+    p.hf.push_back({name + "gate_proj.weight", {i, h}, 2 * n * i * h});
+    p.hf.push_back({name + "up_proj.weight", {i, h}, (2 * n + 1) * i * h});
+  }
+  return p;
+}
+
+Parameter expert_down(const std::string& prefix, const MoeConfig& c) {
+  const int64_t e = c.num_experts, i = c.intermediate_size, h = c.hidden_size;
+  Parameter p{.name = prefix + "experts.down_proj", .shape = {e, h, i}, .expert = true};
+  for (int64_t n = 0; n < e; ++n) p.hf.push_back({concat(prefix, "experts.", n, ".down_proj.weight"), {h, i}, n * i * h});
+  return p;
+}
+
+}  // namespace
+
+Moe::Moe(ParameterStore& store, const std::string& prefix, const MoeConfig& c)
+    : config_(c),
+      gate_(store.add({.name = prefix + "gate.weight", .shape = {c.num_experts, c.hidden_size}, .fp32 = true})),
+      bias_(store.add({.name = prefix + "gate.e_score_correction_bias",
+                       .shape = {c.num_experts},
+                       .group = ParameterGroup::buffer,
+                       .init = Init::zeros,
+                       .fp32 = true,
+                       .weight_decay = false})),
+      gate_up_(store.add(expert_gate_up(prefix, c))),
+      down_(store.add(expert_down(prefix, c))) {
+  if (c.num_shared_experts > 0) shared_.emplace(store, prefix + "shared_experts.", c.hidden_size, c.num_shared_experts * c.intermediate_size);
+}
+
+void Moe::forward(Context& ctx, Pass pass, const Tensor& x, const Tensor& y, Saved& s) {
+  const int64_t tokens = x.size(0), k = config_.rule.k, slots = tokens * k;
+  s.x = x;
+  s.logits = ctx.saved->allocate(DType::f32, {tokens, config_.num_experts});
+  s.experts = ctx.saved->allocate(DType::i32, {tokens, k});
+  s.weights = ctx.saved->allocate(DType::f32, {tokens, k});
+  s.order = {ctx.saved->allocate(DType::i32, {config_.num_experts + 1}), ctx.saved->allocate(DType::i32, {slots}),
+             ctx.saved->allocate(DType::i32, {slots})};
+  s.gate_up = ctx.saved->allocate(ctx.activation, {slots, gate_up_.shape[1]});
+  s.rows_out = ctx.saved->allocate(ctx.activation, {slots, config_.hidden_size});
+
+  linear(ctx, x, gate_, s.logits);
+  // Loads are counted once per real forward: recompute and evaluation do not count.
+  router({config_.rule, s.logits, bias_.value, s.experts, s.weights, pass == Pass::forward ? counts_ : Tensor(), ctx.stream});
+  const ArenaScope scope(*ctx.scratch);
+  MakeExpertOrder make{s.experts, s.order, {}, ctx.stream};
+  make.workspace = workspace(ctx, make_expert_order_workspace_bytes(make));
+  make_expert_order(make);
+  const Tensor rows = ctx.scratch->allocate(ctx.activation, {slots, config_.hidden_size});
+  gather_rows(rows, x, s.order, ctx.stream);
+  grouped_gemm_forward({rows, gate_up_.value, s.gate_up, s.order.offsets, ctx.stream});
+  const Tensor act = ctx.scratch->allocate(ctx.activation, {slots, config_.intermediate_size});
+  swiglu({s.gate_up, act, ctx.stream});
+  grouped_gemm_forward({act, down_.value, s.rows_out, s.order.offsets, ctx.stream});
+  if (shared_) shared_->forward(ctx, x, y, s.shared);
+  combine_rows(y, s.rows_out, s.weights, s.order, shared_.has_value(), ctx.stream);
+}
+
+void Moe::backward(Context& ctx, const Tensor& dy, const Tensor& dx, const Saved& s) {
+  const ArenaScope scope(*ctx.scratch);
+  const int64_t slots = s.rows_out.size(0);
+  const Tensor dweights = ctx.scratch->allocate(DType::f32, s.weights.shape());
+  const Tensor drows = ctx.scratch->allocate(ctx.activation, s.rows_out.shape());
+  combine_rows_backward({s.rows_out, s.weights, dy, s.order, drows, dweights, ctx.stream});
+
+  const Tensor act = ctx.scratch->allocate(ctx.activation, {slots, config_.intermediate_size});
+  swiglu({s.gate_up, act, ctx.stream});
+  grouped_gemm_wgrad({act, down_.grad, drows, s.order.offsets, ctx.stream});
+  grouped_gemm_dgrad({act, down_.value, drows, s.order.offsets, ctx.stream});
+  const Tensor dgate_up = ctx.scratch->allocate(ctx.activation, s.gate_up.shape());
+  swiglu_backward({s.gate_up, act, dgate_up, ctx.stream});
+  gather_rows(drows, s.x, s.order, ctx.stream);  // the experts' inputs once more; drows has been used
+  grouped_gemm_wgrad({drows, gate_up_.grad, dgate_up, s.order.offsets, ctx.stream});
+  grouped_gemm_dgrad({drows, gate_up_.value, dgate_up, s.order.offsets, ctx.stream});
+  if (shared_) shared_->backward(ctx, dy, dx, s.shared);
+  gather_rows_backward(dx, drows, s.order, shared_.has_value(), ctx.stream);
+  backward_router(ctx, dweights, dx, s);
+}
+
+void Moe::backward_router(Context& ctx, const Tensor& dweights, const Tensor& dx, const Saved& s) {
+  const ArenaScope scope(*ctx.scratch);
+  const Tensor dlogits = ctx.scratch->allocate(DType::f32, s.logits.shape());
+  router_backward({config_.rule, s.logits, s.experts, dweights, dlogits, ctx.stream});
+  if (ctx.scales.balance > 0) {
+    BalanceLoss balance{config_.rule.k, s.logits, ctx.sequence->document_starts, static_cast<float>(ctx.scales.balance), ctx.sums->balance, dlogits, {},
+                        ctx.stream};
+    balance.workspace = workspace(ctx, balance_loss_workspace_bytes(balance));
+    balance_loss(balance);
+  }
+  linear_wgrad(ctx, dlogits, s.x, gate_);
+  linear_dgrad(ctx, dlogits, gate_, dx, true);
+}
+
+}  // namespace hyscale

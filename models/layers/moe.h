@@ -1,0 +1,46 @@
+// Mixture of experts: sigmoid router with selection bias, dropless experts as grouped products, shared experts.
+//   y = sum over chosen e of g_e F_e(x) + F_shared(x)
+#pragma once
+#include <optional>
+
+#include "kernels/moe_permute/moe_permute.h"
+#include "kernels/router/router.h"
+#include "models/layers/mlp.h"
+
+namespace hyscale {
+
+struct MoeConfig {
+  int64_t hidden_size = 0, intermediate_size = 0;  // of one expert
+  int64_t num_experts = 0, num_shared_experts = 0;
+  RouterRule rule;
+};
+
+class Moe {
+ public:
+  // Hugging Face names: prefix + gate.weight, gate.e_score_correction_bias, experts.E.{gate,up,down}_proj.weight,
+  // shared_experts.*. Experts are packed: gate and up as one [E, 2 I, C], down as [E, C, I].
+  Moe(ParameterStore&, const std::string& prefix, const MoeConfig&);
+
+  // Where the loads of the experts are counted, i64 [E]; training forwards only.
+  void count_into(const Tensor& counts) { counts_ = counts; }
+  void update_bias(float rate, Stream stream) { router_bias_update(bias_.value, counts_, rate, stream); }
+
+  struct Saved {
+    Tensor x, logits, experts, weights;  // [T, C], f32 [T, E], i32 [T, K], f32 [T, K]
+    ExpertOrder order;
+    Tensor gate_up, rows_out;            // [T K, 2 I], [T K, C]
+    Mlp::Saved shared;
+  };
+  void forward(Context&, Pass, const Tensor& x, const Tensor& y, Saved&);
+  void backward(Context&, const Tensor& dy, const Tensor& dx, const Saved&);
+
+ private:
+  void backward_router(Context&, const Tensor& dweights, const Tensor& dx, const Saved&);
+
+  MoeConfig config_;
+  Parameter &gate_, &bias_, &gate_up_, &down_;
+  std::optional<Mlp> shared_;
+  Tensor counts_;
+};
+
+}  // namespace hyscale
