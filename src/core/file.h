@@ -1,0 +1,37 @@
+// Files whose errors name the path. All functions throw UserError with the system's reason.
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace hyscale {
+
+class File {
+ public:
+  static File open_to_read(const std::string& path);
+  static File create(const std::string& path);           // truncates
+  static File open_to_append(const std::string& path);   // creates when missing
+  File(File&&) noexcept;
+  File& operator=(File&&) noexcept;
+  ~File();
+
+  int64_t size() const;
+  // Exactly `bytes` bytes at `offset`; fewer in the file is an error that names both sizes.
+  void read_at(int64_t offset, void* to, size_t bytes) const;
+  void write(const void* from, size_t bytes);  // at the current end of what was written
+  void truncate(int64_t bytes);
+  void sync();   // to the disk
+  void close();  // throws where the destructor could not
+  const std::string& path() const { return path_; }
+
+ private:
+  File(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
+  std::string path_;
+  int descriptor_ = -1;
+};
+
+std::string read_text_file(const std::string& path);
+// Writes, syncs, and renames into place: a reader sees the old text or the new one.
+void write_text_file(const std::string& path, const std::string& text);
+void sync_directory(const std::string& path);
+
+}  // namespace hyscale

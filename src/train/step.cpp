@@ -1,0 +1,116 @@
+#include "train/step.h"
+
+namespace hyscale {
+namespace {
+
+constexpr int64_t kLm = 0, kMtp = 1, kBalance = 2, kIndex = 3;
+
+double per(double sum, int64_t count) { return count > 0 ? sum / static_cast<double>(count) : 0; }
+double scale_of(double coefficient, int64_t count) { return count > 0 ? coefficient / static_cast<double>(count) : 0; }
+
+}  // namespace
+
+void StepTotals::add(const HostSequence& s, int mtp_depths) {
+  labels += num_labels(s);
+  mtp_labels += num_mtp_labels(s, mtp_depths);
+  queries += static_cast<int64_t>(s.tokens.size());
+  documents += num_documents(s);
+}
+
+Step::Step(Model& model, const StepOptions& options)
+    : model_(model),
+      options_(options),
+      saved_(options.device, "saved activations"),
+      scratch_(options.device, "workspace"),
+      inputs_(options.device, "token ids"),
+      selections_(options.device, model.num_selecting_layers()),
+      sums_memory_(options.device, static_cast<size_t>(kIndex + model.num_selecting_layers()) * sizeof(double), "loss sums"),
+      sums_(sums_memory_.data(), DType::f64, options.device, {kIndex + model.num_selecting_layers()}) {}
+
+LossSums Step::slots() {
+  return {sums_.slice(0, kLm, kLm + 1), sums_.slice(0, kIndex, sums_.size(0)), sums_.slice(0, kBalance, kBalance + 1), sums_.slice(0, kMtp, kMtp + 1)};
+}
+
+Context Step::context(const PackedSequence& sequence, LossSums& sums) {
+  Context ctx;
+  ctx.device = options_.device;
+  ctx.stream = stream();
+  ctx.activation = options_.activation;
+  ctx.stage = options_.stage;
+  ctx.replay = options_.replay;
+  ctx.deterministic = options_.deterministic;
+  ctx.sequence = &sequence;
+  ctx.scales = {scale_of(1, totals_.labels), scale_of(options_.index_coefficient, totals_.queries), scale_of(options_.balance_coefficient, totals_.documents),
+                scale_of(options_.mtp_coefficient, totals_.mtp_labels)};
+  ctx.sums = &sums;
+  ctx.selections = &selections_;
+  ctx.saved = &saved_;
+  ctx.scratch = &scratch_;
+  return ctx;
+}
+
+void Step::begin(const StepTotals& totals) {
+  totals_ = totals;
+  model_.parameters().zero_gradients(stream());
+  zero(sums_, stream());
+}
+
+void Step::micro_batch(const HostSequence& host) {
+  const ArenaScope scope(inputs_);
+  const PackedSequence sequence = to_device(host, inputs_, stream());
+  LossSums sums = slots();
+  Context ctx = context(sequence, sums);
+  selections_.begin();
+  model_.train_step(ctx, options_.recompute);
+  synchronize(options_.device, stream());  // the host's token ids are free again
+}
+
+StepLosses Step::losses() { return read(totals_); }
+
+StepLosses Step::read(const StepTotals& totals) {
+  std::vector<double> host(static_cast<size_t>(sums_.size(0)));
+  copy_bytes(host.data(), Device{}, sums_.raw(), sums_.device(), sums_.bytes(), stream());
+  synchronize(options_.device, stream());
+  StepLosses l;
+  l.lm = per(host[kLm], totals.labels);
+  l.mtp = per(host[kMtp], totals.mtp_labels);
+  l.balance = per(host[kBalance], totals.documents);
+  for (size_t i = kIndex; i < host.size(); ++i) {
+    l.index_of_layer.push_back(per(host[i], totals.queries));
+    l.index += l.index_of_layer.back();
+  }
+  return l;
+}
+
+StepLosses Step::evaluate(const std::vector<HostSequence>& sequences) {
+  StepTotals totals;
+  zero(sums_, stream());
+  LossSums sums = slots();
+  for (const HostSequence& host : sequences) {
+    totals.add(host, model_.mtp_depths());
+    const ArenaScope scope(inputs_);
+    const PackedSequence sequence = to_device(host, inputs_, stream());
+    Context ctx = context(sequence, sums);
+    ctx.stage = Stage::sparse;
+    selections_.begin();
+    model_.evaluate(ctx);
+    synchronize(options_.device, stream());
+  }
+  return read(totals);
+}
+
+std::vector<float> Step::logits(const HostSequence& host) {
+  const ArenaScope scope(inputs_);
+  const PackedSequence sequence = to_device(host, inputs_, stream());
+  LossSums sums = slots();
+  Context ctx = context(sequence, sums);
+  ctx.stage = Stage::sparse;
+  selections_.begin();
+  const Tensor logits = model_.logits(ctx, inputs_);
+  std::vector<float> values(static_cast<size_t>(logits.elements()));
+  copy_bytes(values.data(), Device{}, logits.raw(), options_.device, logits.bytes(), stream());
+  synchronize(options_.device, stream());
+  return values;
+}
+
+}  // namespace hyscale

@@ -1,0 +1,74 @@
+// Step: forward and backward of the micro-batches of one optimizer step, and evaluation; owns the working memory.
+#pragma once
+#include <vector>
+
+#include "models/model.h"
+#include "models/packed_sequence.h"
+#include "models/selection_store.h"
+
+namespace hyscale {
+
+struct StepOptions {
+  Device device;
+  DType activation = DType::f32;
+  Stage stage = Stage::sparse;
+  Recompute recompute = Recompute::none;
+  bool replay = true;
+  bool deterministic = false;
+  double index_coefficient = 0, balance_coefficient = 0, mtp_coefficient = 0;
+};
+
+// What the averaged losses of a step are divided by: all micro-batches, all ranks.
+struct StepTotals {
+  int64_t labels = 0, mtp_labels = 0, queries = 0, documents = 0;
+  void add(const HostSequence&, int mtp_depths);
+};
+
+// Averages of a step. Each was summed on the device and is divided here, in one place.
+struct StepLosses {
+  double lm = 0;       // mean over labels
+  double mtp = 0;      // mean over MTP labels of all depths
+  double index = 0;    // mean over queries, summed over selecting layers
+  double balance = 0;  // mean over documents, summed over MoE layers
+  std::vector<double> index_of_layer;
+};
+
+class Step {
+ public:
+  Step(Model&, const StepOptions&);
+
+  // Zeroes gradients and sums.
+  void begin(const StepTotals&);
+  void micro_batch(const HostSequence&);
+  // Synchronises. Throws nothing for non-finite values: the caller judges.
+  StepLosses losses();
+
+  // Mean cross entropy over the sequences' labels (and over MTP labels), forward only.
+  StepLosses evaluate(const std::vector<HostSequence>&);
+  // f32 [T, V] on the host; for tests and small models.
+  std::vector<float> logits(const HostSequence&);
+
+  // Of the step that runs or ran last, on the device: f64 [3 + selecting layers]: lm, mtp, balance, index of each layer.
+  Tensor sums() const { return sums_; }
+  SelectionStore& selections() { return selections_; }
+  Stream stream() const { return {}; }
+  struct Memory {
+    size_t saved = 0, scratch = 0, selections = 0;  // most bytes in use at once
+  };
+  Memory memory() const { return {saved_.peak_bytes(), scratch_.peak_bytes(), selections_.peak_bytes()}; }
+
+ private:
+  Context context(const PackedSequence&, LossSums&);
+  LossSums slots();
+  StepLosses read(const StepTotals&);
+
+  Model& model_;
+  StepOptions options_;
+  Arena saved_, scratch_, inputs_;
+  SelectionStore selections_;
+  Buffer sums_memory_;
+  Tensor sums_;
+  StepTotals totals_;
+};
+
+}  // namespace hyscale
