@@ -31,8 +31,8 @@ void sum_of_squares_ref(const SumOfSquares& s) {
 
 void clip_gate_ref(const ClipGate& c) {
   bool finite = std::isfinite(c.sum.data<double>()[0]);
-  if (c.others.defined())
-    for (int64_t i = 0; i < c.others.elements(); ++i) finite = finite && std::isfinite(c.others.data<double>()[i]);
+  for (const Tensor& t : c.must_be_finite)
+    for (int64_t i = 0; t.defined() && i < t.elements(); ++i) finite = finite && std::isfinite(t.data<double>()[i]);
   const double norm = std::sqrt(c.sum.data<double>()[0]);
   c.gate.f32()[0] = !finite ? 0 : c.max_norm == 0 ? 1 : static_cast<float>(std::min(1.0, c.max_norm / (norm + 1e-6)));
   c.gate.f32()[1] = finite ? 1 : 0;
@@ -50,7 +50,8 @@ size_t sum_of_squares_workspace_bytes(const SumOfSquares& s) { return s.x.device
 
 void clip_gate(const ClipGate& c) {
   check_tensor(c.sum, "sum", DType::f64, {1});
-  if (c.others.defined()) check_tensor(c.others, "others", DType::f64, {-1});
+  for (const Tensor& t : c.must_be_finite)
+    if (t.defined()) check_tensor(t, "must_be_finite", DType::f64, {-1});
   check_tensor(c.gate, "gate", DType::f32, {2});
   HYSCALE_DISPATCH("clip_gate", c.sum.device(), clip_gate_ref(c), clip_gate_cuda(c));
 }

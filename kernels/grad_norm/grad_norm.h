@@ -1,5 +1,7 @@
 // Gradient norm and clipping without leaving the device.
 #pragma once
+#include <array>
+
 #include "core/tensor.h"
 
 namespace hyscale {
@@ -15,10 +17,10 @@ void sum_of_squares(const SumOfSquares&);
 size_t sum_of_squares_workspace_bytes(const SumOfSquares&);
 
 // gate[0] = min(1, max_norm / (sqrt(sum) + 1e-6)), gate[1] = 1 when every sum is finite, else 0 (and gate[0] = 0).
-// max_norm 0: never clip. `others` are sums that must be finite too (losses); f64 [n] or absent.
+// max_norm 0: never clip. `must_be_finite` are further sums (losses, norms of other groups); f64 [n] each, or absent.
 struct ClipGate {
   Tensor sum;     // f64 [1]: sum of squares of all gradients
-  Tensor others;  // f64 [n]
+  std::array<Tensor, 2> must_be_finite;
   float max_norm = 0;
   Tensor gate;    // f32 [2]
   Stream stream;

@@ -91,6 +91,15 @@ int cuda_device_count() {
 #endif
 }
 
+size_t cuda_memory_bytes() {
+  size_t total = 0;
+#ifdef HYSCALE_HAS_CUDA
+  size_t available = 0;
+  if (cuda_device_count() > 0 && cudaMemGetInfo(&available, &total) != cudaSuccess) total = 0;
+#endif
+  return total;
+}
+
 Buffer::Buffer(Device device, size_t bytes, std::string purpose) : device_(device), bytes_(bytes) {
   if (bytes == 0) return;
   if (!device.is_meta()) {

@@ -53,9 +53,9 @@ class Step {
   SelectionStore& selections() { return selections_; }
   Stream stream() const { return {}; }
   struct Memory {
-    size_t saved = 0, scratch = 0, selections = 0;  // most bytes in use at once
+    size_t saved = 0, scratch = 0, selections = 0, inputs = 0;  // most bytes in use at once
   };
-  Memory memory() const { return {saved_.peak_bytes(), scratch_.peak_bytes(), selections_.peak_bytes()}; }
+  Memory memory() const { return {saved_.peak_bytes(), scratch_.peak_bytes(), selections_.peak_bytes(), inputs_.peak_bytes()}; }
 
  private:
   Context context(const PackedSequence&, LossSums&);

@@ -1,0 +1,150 @@
+#include "checkpoint/checkpoint.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <iomanip>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "core/error.h"
+#include "core/file.h"
+
+namespace hyscale {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr const char* kManifest = "MANIFEST.json";
+
+std::string step_name(int64_t step) {
+  std::ostringstream out;
+  out << "step-" << std::setfill('0') << std::setw(8) << step;
+  return out.str();
+}
+
+std::string file_hash(const std::string& path) {
+  const File file = File::open_to_read(path);
+  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), XXH3_freeState);
+  XXH3_64bits_reset(state.get());
+  std::vector<char> block(size_t{4} << 20);
+  const int64_t size = file.size();
+  for (int64_t at = 0; at < size; at += static_cast<int64_t>(block.size())) {
+    const size_t count = static_cast<size_t>(std::min<int64_t>(size - at, static_cast<int64_t>(block.size())));
+    file.read_at(at, block.data(), count);
+    XXH3_64bits_update(state.get(), block.data(), count);
+  }
+  std::ostringstream out;
+  out << std::hex << std::setfill('0') << std::setw(16) << XXH3_64bits_digest(state.get());
+  return out.str();
+}
+
+std::vector<std::string> files_under(const std::string& root) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::recursive_directory_iterator(root))
+    if (entry.is_regular_file() && entry.path().filename() != kManifest) names.push_back(fs::relative(entry.path(), root).string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+void make_folder(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) throw UserError(concat(path, ": cannot create the folder: ", error.message()));
+}
+
+// A link that points to the new checkpoint or the old one, never to nothing.
+void point_latest(const std::string& directory, const std::string& name) {
+  const std::string temporary = directory + "/.latest.tmp";
+  std::error_code error;
+  fs::remove(temporary, error);
+  fs::create_symlink(name, temporary, error);
+  if (!error) fs::rename(temporary, directory + "/latest", error);
+  if (error) throw UserError(concat(directory, "/latest: cannot be updated: ", error.message()));
+}
+
+}  // namespace
+
+CheckpointWriter::CheckpointWriter(const std::string& directory, int64_t step)
+    : directory_(directory), partial_(directory + "/.partial-" + step_name(step)), final_(directory + "/" + step_name(step)) {
+  make_folder(directory);
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(directory))
+    if (entry.path().filename().string().starts_with(".partial-")) fs::remove_all(entry.path(), ignored);
+  make_folder(partial_);
+}
+
+CheckpointWriter::~CheckpointWriter() {
+  std::error_code ignored;
+  if (!committed_) fs::remove_all(partial_, ignored);
+}
+
+std::string CheckpointWriter::commit() {
+  nlohmann::json manifest{{"format", 1}, {"files", nlohmann::json::object()}};
+  for (const std::string& name : files_under(partial_)) {
+    const std::string path = partial_ + "/" + name;
+    manifest["files"][name] = {{"bytes", fs::file_size(path)}, {"xxh3", file_hash(path)}};
+  }
+  for (const auto& entry : fs::recursive_directory_iterator(partial_))
+    if (entry.is_directory()) sync_directory(entry.path().string());
+  write_text_file(partial_ + "/" + kManifest, manifest.dump(1) + "\n");
+  sync_directory(partial_);
+  std::error_code error;
+  fs::remove_all(final_, error);
+  fs::rename(partial_, final_, error);
+  if (error) throw UserError(concat(final_, ": cannot be renamed into place: ", error.message()));
+  committed_ = true;
+  sync_directory(directory_);
+  point_latest(directory_, fs::path(final_).filename().string());
+  return final_;
+}
+
+std::vector<std::pair<int64_t, std::string>> list_checkpoints(const std::string& directory) {
+  std::vector<std::pair<int64_t, std::string>> found;
+  if (!fs::is_directory(directory)) return found;
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with("step-") || name.find_first_not_of("0123456789", 5) != std::string::npos || name.size() > 20) continue;
+    if (fs::exists(entry.path() / kManifest)) found.emplace_back(std::stoll(name.substr(5)), entry.path().string());
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+std::string find_checkpoint(const std::string& directory, const std::string& which) {
+  if (which == "latest") {
+    const auto all = list_checkpoints(directory);
+    return all.empty() ? "" : all.back().second;
+  }
+  if (!fs::exists(which + "/" + kManifest)) throw UserError(concat(which, ": is no complete checkpoint (it has no ", kManifest, "); expected DIR/step-N or \"latest\""));
+  return which;
+}
+
+void verify_checkpoint(const std::string& path, bool hashes) {
+  const std::string manifest_path = path + "/" + kManifest;
+  const nlohmann::json manifest = nlohmann::json::parse(read_text_file(manifest_path), nullptr, false);
+  if (!manifest.is_object() || !manifest.contains("files") || !manifest["files"].is_object()) throw UserError(manifest_path + ": is damaged");
+  for (const auto& [name, entry] : manifest["files"].items()) {
+    const std::string file = path + "/" + name;
+    if (name.find("..") != std::string::npos || name.front() == '/') throw UserError(concat(manifest_path, ": names \"", name, "\", outside the checkpoint"));
+    if (!fs::is_regular_file(file)) throw UserError(file + ": is missing; the checkpoint is damaged");
+    const auto size = fs::file_size(file);
+    if (size != entry.at("bytes").get<uintmax_t>()) throw UserError(concat(file, ": has ", size, " bytes, the manifest says ", entry["bytes"].dump(), "; the checkpoint is damaged"));
+    if (hashes && file_hash(file) != entry.at("xxh3").get<std::string>()) throw UserError(file + ": its contents differ from the manifest's xxh3; the checkpoint is damaged");
+  }
+}
+
+void remove_old_checkpoints(const std::string& directory, int64_t keep, int64_t milestone_every) {
+  auto all = list_checkpoints(directory);
+  std::error_code ignored;
+  for (int64_t i = 0; i + keep < static_cast<int64_t>(all.size()); ++i) {
+    const auto& [step, path] = all[static_cast<size_t>(i)];
+    if (milestone_every > 0 && step % milestone_every == 0) continue;
+    // Without its manifest it is no checkpoint any more, should the removal be cut short.
+    fs::remove(path + "/" + kManifest, ignored);
+    fs::remove_all(path, ignored);
+  }
+}
+
+}  // namespace hyscale

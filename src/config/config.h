@@ -1,0 +1,70 @@
+// The configuration of a run: one struct per section, every key declared once in config.cpp.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace hyscale {
+
+struct DatasetEntry {
+  std::string path;
+  double weight = 1;
+};
+
+struct Config {
+  struct Model {
+    std::string config, weights, stage = "sparse";
+    double latent_norm_eps = 1e-6;
+    bool mtp = false;
+    int64_t mtp_depths = 1;
+  } model;
+  struct Data {
+    std::vector<DatasetEntry> train, validation;
+    int64_t sequence_tokens = 0, seed = 0;
+    bool shuffle = true;
+  } data;
+  struct Train {
+    int64_t steps = 0, micro_batches = 1, seed = 0;
+    std::string recompute = "none";
+    bool selection_replay = true, deterministic = false;
+    int64_t evaluate_every = 0, evaluate_sequences = 8, nonfinite_limit = 3;
+  } train;
+  struct Loss {
+    double index_coefficient = 1e-3, balance_coefficient = 1e-4, mtp_coefficient = 0.1, router_bias_update_rate = 1e-3;
+  } loss;
+  struct Optimizer {
+    double lr = 3e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip_norm = 1;
+    double indexer_lr_scale = 1, indexer_clip_norm = 1;
+  } optimizer;
+  struct Schedule {
+    std::string kind = "cosine";
+    int64_t warmup_steps = 0, decay_steps = 0;
+    double min_lr = 0;
+  } schedule;
+  struct Checkpoint {
+    std::string directory = "runs/default", dtype = "auto";
+    int64_t every = 0, keep = 3, milestone_every = 0;
+  } checkpoint;
+  struct Run {
+    std::string device = "auto";
+    int64_t log_every = 1;
+  } run;
+  struct Parallel {
+    int64_t data = 1, context = 1, expert = 1;
+  } parallel;
+  struct Plan {
+    int64_t memory_bytes = 0;
+  } plan;
+};
+
+// Reads a YAML file strictly and applies overrides "a.b=value" on top. Throws UserError "file:line: key: ..." (or naming
+// the override) for unknown, duplicate, missing and mistyped keys, values out of range and combinations that cannot work.
+Config read_config(const std::string& path, const std::vector<std::string>& overrides = {});
+
+// The effective configuration as YAML that read_config accepts.
+std::string config_yaml(const Config&);
+
+// Reference of all keys, as Markdown.
+std::string config_reference();
+
+}  // namespace hyscale

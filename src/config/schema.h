@@ -1,0 +1,113 @@
+// The schema: every key with its range and meaning, visited by the reader, the printer and the reference.
+// A visitor has section(name, meaning, function) and field(...) for each type.
+#pragma once
+#include <initializer_list>
+#include <limits>
+
+#include "config/config.h"
+
+namespace hyscale {
+
+// Bounds of a number; `required` keys have no default.
+struct Limits {
+  double low = -std::numeric_limits<double>::infinity(), high = std::numeric_limits<double>::infinity();
+  bool low_excluded = false, required = false;
+};
+using Choices = std::initializer_list<const char*>;
+
+template <typename Visitor>
+void visit_model(Visitor& v, Config::Model& m) {
+  v.text("config", m.config, true, "Hugging Face config.json of the model, or a folder that holds one.");
+  v.text("weights", m.weights, false, "Hugging Face folder with starting weights; empty: random weights from train.seed.");
+  v.choice("stage", m.stage, Choices{"sparse", "warmup"}, "sparse: everything trains on selected keys. warmup: dense attention, only the indexers train.");
+  v.field("latent_norm_eps", m.latent_norm_eps, Limits{0, 1, true}, "Epsilon of the two latent norms of attention.");
+  v.field("mtp", m.mtp, "Train the multi-token-prediction layer (its tensors are part of checkpoints).");
+  v.field("mtp_depths", m.mtp_depths, Limits{1, 16}, "Uses of the MTP layer, each predicting one token further.");
+}
+
+template <typename Visitor>
+void visit_data(Visitor& v, Config::Data& d) {
+  v.datasets("train", d.train, true, "Training data sets, path prefixes of .bin/.idx files with weights (tokens drawn in proportion).");
+  v.datasets("validation", d.validation, false, "Data sets for evaluation.");
+  v.field("sequence_tokens", d.sequence_tokens, Limits{1, 1 << 30, false, true}, "Tokens of one packed sequence.");
+  v.field("seed", d.seed, Limits{0}, "Seed of the order of documents.");
+  v.field("shuffle", d.shuffle, "Shuffle documents in every epoch.");
+}
+
+template <typename Visitor>
+void visit_train(Visitor& v, Config::Train& t) {
+  v.field("steps", t.steps, Limits{1, 1e12, false, true}, "Optimizer steps of the whole run, resumed parts included.");
+  v.field("micro_batches", t.micro_batches, Limits{1, 1e6}, "Sequences per step; gradients are summed, each label counts once.");
+  v.choice("recompute", t.recompute, Choices{"none", "layer"}, "layer: keep only each layer's input and recompute the rest in backward.");
+  v.field("selection_replay", t.selection_replay, "Recomputation reads the stored selections; false selects again (same result, for comparison).");
+  v.field("deterministic", t.deterministic, "Bit-equal results across runs, also where a faster way exists.");
+  v.field("seed", t.seed, Limits{0}, "Seed of random starting weights.");
+  v.field("evaluate_every", t.evaluate_every, Limits{0}, "Steps between evaluations; 0: only after the last step. Without validation data there are none.");
+  v.field("evaluate_sequences", t.evaluate_sequences, Limits{1, 1e6}, "Sequences of one evaluation, always the same ones.");
+  v.field("nonfinite_limit", t.nonfinite_limit, Limits{1, 1e6}, "Steps in a row with a non-finite loss or gradient that end the run; each is skipped and reported.");
+}
+
+template <typename Visitor>
+void visit_loss(Visitor& v, Config::Loss& l) {
+  v.field("index_coefficient", l.index_coefficient, Limits{0}, "Factor of the index loss; 0: indexers stay as they are.");
+  v.field("balance_coefficient", l.balance_coefficient, Limits{0}, "Factor of the sequence balance loss of the experts.");
+  v.field("mtp_coefficient", l.mtp_coefficient, Limits{0}, "Factor of the mean MTP loss.");
+  v.field("router_bias_update_rate", l.router_bias_update_rate, Limits{0}, "Step of the router's selection bias toward even load; 0: fixed.");
+}
+
+template <typename Visitor>
+void visit_optimizer(Visitor& v, Config::Optimizer& o) {
+  v.field("lr", o.lr, Limits{0}, "Peak learning rate.");
+  v.field("beta1", o.beta1, Limits{0, 0.999999}, "AdamW: decay of the first moment.");
+  v.field("beta2", o.beta2, Limits{0, 0.999999}, "AdamW: decay of the second moment.");
+  v.field("eps", o.eps, Limits{0, 1, true}, "AdamW: epsilon.");
+  v.field("weight_decay", o.weight_decay, Limits{0}, "Decoupled weight decay; norms and biases have none.");
+  v.field("clip_norm", o.clip_norm, Limits{0}, "Largest gradient norm of everything but the indexers; 0: no clipping.");
+  v.field("indexer_lr_scale", o.indexer_lr_scale, Limits{0}, "Learning rate of the indexers relative to lr.");
+  v.field("indexer_clip_norm", o.indexer_clip_norm, Limits{0}, "Largest gradient norm of the indexers; 0: no clipping.");
+}
+
+template <typename Visitor>
+void visit_schedule(Visitor& v, Config::Schedule& s) {
+  v.choice("kind", s.kind, Choices{"constant", "linear", "cosine", "wsd"},
+           "After warm-up: constant; linear or cosine decay to the end; wsd: constant, then linear decay over the last decay_steps.");
+  v.field("warmup_steps", s.warmup_steps, Limits{0}, "Steps of linear rise from 0.");
+  v.field("decay_steps", s.decay_steps, Limits{0}, "wsd only: steps of the final decay.");
+  v.field("min_lr", s.min_lr, Limits{0}, "Learning rate at the end of decay.");
+}
+
+template <typename Visitor>
+void visit_rest(Visitor& v, Config& c) {
+  v.section("checkpoint", "Checkpoints.", [&](auto& s) {
+    s.text("directory", c.checkpoint.directory, false, "Folder of the run: checkpoints, metrics.jsonl, the effective config.");
+    s.field("every", c.checkpoint.every, Limits{0}, "Steps between checkpoints; 0: only at the end and on a signal.");
+    s.field("keep", c.checkpoint.keep, Limits{1, 1e6}, "Newest checkpoints to keep.");
+    s.field("milestone_every", c.checkpoint.milestone_every, Limits{0}, "Checkpoints of these steps are kept for good; 0: none.");
+    s.choice("dtype", c.checkpoint.dtype, Choices{"auto", "float32", "bfloat16"}, "Dtype of model/ weights; auto: what the run computes in. Resuming is exact with any.");
+  });
+  v.section("run", "This run.", [&](auto& s) {
+    s.choice("device", c.run.device, Choices{"auto", "cpu", "cuda"}, "auto: cuda where a device is usable.");
+    s.field("log_every", c.run.log_every, Limits{1, 1e9}, "Steps between progress lines; metrics.jsonl has every step.");
+  });
+  v.section("parallel", "Ranks. Their product is the number of MPI ranks.", [&](auto& s) {
+    s.field("data", c.parallel.data, Limits{1, 1e6}, "Data-parallel ranks.");
+    s.field("context", c.parallel.context, Limits{1, 1e6}, "Context-parallel ranks of one sequence.");
+    s.field("expert", c.parallel.expert, Limits{1, 1e6}, "Ranks that share the experts.");
+  });
+  v.section("plan", "Limits that --plan and the start of a run check.", [&](auto& s) {
+    s.field("memory_bytes", c.plan.memory_bytes, Limits{0}, "Memory of one rank; 0: what the device has (with --plan on a machine without one: no limit).");
+  });
+}
+
+template <typename Visitor>
+void visit_config(Visitor& v, Config& c) {
+  v.section("model", "The model.", [&](auto& s) { visit_model(s, c.model); });
+  v.section("data", "Token data sets (see hyscale-data).", [&](auto& s) { visit_data(s, c.data); });
+  v.section("train", "The loop.", [&](auto& s) { visit_train(s, c.train); });
+  v.section("loss", "Losses beside the language-model loss.", [&](auto& s) { visit_loss(s, c.loss); });
+  v.section("optimizer", "AdamW.", [&](auto& s) { visit_optimizer(s, c.optimizer); });
+  v.section("schedule", "Learning rate over steps.", [&](auto& s) { visit_schedule(s, c.schedule); });
+  visit_rest(v, c);
+}
+
+}  // namespace hyscale

@@ -1,0 +1,217 @@
+#include "config/yaml_reader.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <fstream>
+
+#include "core/error.h"
+
+namespace hyscale {
+namespace {
+
+size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t above = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+std::string suggestion(const std::string& wrong, const std::set<std::string>& known) {
+  std::string best, all;
+  size_t least = 4;
+  for (const std::string& k : known) {
+    all += (all.empty() ? "" : ", ") + k;
+    if (const size_t d = edit_distance(wrong, k); d < least) least = d, best = k;
+  }
+  return best.empty() ? "; known keys: " + all : "; did you mean \"" + best + "\"?";
+}
+
+std::string range_text(const Limits& l) {
+  if (std::isinf(l.high)) return concat(l.low_excluded ? "above " : "at least ", l.low);
+  return concat(l.low_excluded ? "above " : "from ", l.low, l.low_excluded ? " and at most " : " to ", l.high);
+}
+
+bool inside(double v, const Limits& l) { return (l.low_excluded ? v > l.low : v >= l.low) && v <= l.high; }
+
+}  // namespace
+
+YamlReader::YamlReader(const std::string& path, const std::vector<std::string>& overrides) : path_(path) {
+  if (!std::ifstream(path)) throw UserError(path + ": cannot be read; expected a YAML configuration");
+  YAML::Node root;
+  try {
+    root = YAML::LoadFile(path);
+  } catch (const YAML::Exception& e) {
+    throw UserError(concat(path, ":", e.mark.line + 1, ": is not valid YAML: ", e.msg));
+  }
+  if (root.IsNull()) root = YAML::Node(YAML::NodeType::Map);
+  levels_.push_back({"", root, {}});
+  check_map(root, "the file");
+  for (const auto& section : root)
+    if (section.second.IsMap())
+      for (const auto& entry : section.second) marks_[section.first.as<std::string>() + "." + entry.first.as<std::string>()] = entry.first.Mark();
+  for (const std::string& text : overrides) apply_override(text);
+}
+
+void YamlReader::apply_override(const std::string& text) {
+  const size_t equals = text.find('='), dot = text.find('.');
+  if (equals == std::string::npos || dot == std::string::npos || dot > equals) throw UserError(concat("--set ", text, ": expected section.key=value"));
+  const std::string section = text.substr(0, dot), key = text.substr(dot + 1, equals - dot - 1);
+  YAML::Node value;
+  try {
+    value = YAML::Load(text.substr(equals + 1));
+  } catch (const YAML::Exception& e) {
+    throw UserError(concat("--set ", text, ": the value is not valid YAML: ", e.msg));
+  }
+  YAML::Node root = levels_.front().node;
+  if (root[section] && !root[section].IsMap() && !root[section].IsNull()) throw UserError(concat("--set ", text, ": ", section, " is no section"));
+  root[section][key] = value;
+  origins_[section + "." + key] = "--set " + text;
+}
+
+std::string YamlReader::key_of(const char* name) const { return levels_.back().name.empty() ? name : levels_.back().name + "." + name; }
+
+std::string YamlReader::place(const YAML::Node& node, const std::string& key) const {
+  const auto origin = origins_.find(key);
+  if (origin != origins_.end()) return origin->second;
+  if (node && node.Mark().line >= 0) return concat(path_, ":", node.Mark().line + 1);
+  return path_;
+}
+
+void YamlReader::fail_at(const YAML::Node& node, const std::string& key, const std::string& message) const {
+  throw UserError(concat(place(node, key), ": ", key, ": ", message));
+}
+
+void YamlReader::fail(const std::string& key, const std::string& message) const {
+  const auto origin = origins_.find(key);
+  const auto mark = marks_.find(key);
+  const std::string where = origin != origins_.end() ? origin->second : mark != marks_.end() ? concat(path_, ":", mark->second.line + 1) : path_;
+  throw UserError(concat(where, ": ", key, ": ", message));
+}
+
+void YamlReader::check_map(const YAML::Node& node, const std::string& key) const {
+  if (!node.IsMap()) fail_at(node, key, "expected keys with values");
+  std::set<std::string> seen;
+  for (const auto& entry : node) {
+    if (!entry.first.IsScalar()) fail_at(entry.first, key, "a key is no word");
+    const std::string name = entry.first.as<std::string>();
+    if (!seen.insert(name).second) fail_at(entry.first, levels_.back().name.empty() ? name : levels_.back().name + "." + name, "is given twice");
+  }
+}
+
+void YamlReader::enter(const char* name) {
+  Level& parent = levels_.back();
+  parent.known.insert(name);
+  YAML::Node node = parent.node[name];
+  if (!node || node.IsNull()) node = YAML::Node(YAML::NodeType::Map);
+  levels_.push_back({name, node, {}});
+  check_map(node, name);
+}
+
+void YamlReader::leave() {
+  const Level level = levels_.back();
+  for (const auto& entry : level.node) {
+    const std::string name = entry.first.as<std::string>(), key = level.name.empty() ? name : level.name + "." + name;
+    if (!level.known.count(name)) fail_at(entry.first, key, "unknown key" + suggestion(name, level.known));
+  }
+  levels_.pop_back();
+}
+
+void YamlReader::finish() { leave(); }
+
+YAML::Node YamlReader::find(const char* name, bool required) {
+  levels_.back().known.insert(name);
+  const YAML::Node& map = levels_.back().node;
+  const YAML::Node node = map[name];
+  if (!node && required) {
+    // A misspelt key explains a missing one best.
+    for (const auto& entry : map)
+      if (edit_distance(entry.first.as<std::string>(), name) < 3)
+        fail_at(entry.first, key_of(entry.first.as<std::string>().c_str()), concat("unknown key; did you mean \"", name, "\"?"));
+    throw UserError(concat(path_, ": ", key_of(name), ": is missing"));
+  }
+  return node ? node : YAML::Node(YAML::NodeType::Undefined);
+}
+
+std::string YamlReader::scalar(const YAML::Node& node, const std::string& key, const char* expected) const {
+  if (!node.IsScalar()) fail_at(node, key, concat("expected ", expected, node.IsNull() ? ", the value is empty" : ", not a list or section"));
+  return node.Scalar();
+}
+
+void YamlReader::text(const char* name, std::string& value, bool required, const char*) {
+  const YAML::Node node = find(name, required);
+  if (!node.IsDefined()) return;
+  value = scalar(node, key_of(name), "text");
+  if (required && value.empty()) fail_at(node, key_of(name), "is empty");
+}
+
+void YamlReader::choice(const char* name, std::string& value, Choices choices, const char*) {
+  const YAML::Node node = find(name, false);
+  if (!node.IsDefined()) return;
+  value = scalar(node, key_of(name), "a word");
+  std::string all;
+  for (const char* c : choices) {
+    if (value == c) return;
+    all += (all.empty() ? "" : ", ") + std::string(c);
+  }
+  fail_at(node, key_of(name), concat("\"", value, "\"; expected one of ", all));
+}
+
+void YamlReader::field(const char* name, int64_t& value, Limits limits, const char*) {
+  const YAML::Node node = find(name, limits.required);
+  if (!node.IsDefined()) return;
+  const std::string text = scalar(node, key_of(name), "an integer");
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || node.Tag() == "!") fail_at(node, key_of(name), concat("\"", text, "\"; expected an integer"));
+  if (!inside(static_cast<double>(value), limits)) fail_at(node, key_of(name), concat(text, "; expected an integer ", range_text(limits)));
+}
+
+void YamlReader::field(const char* name, double& value, Limits limits, const char*) {
+  const YAML::Node node = find(name, limits.required);
+  if (!node.IsDefined()) return;
+  const std::string text = scalar(node, key_of(name), "a number");
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value) || node.Tag() == "!")
+    fail_at(node, key_of(name), concat("\"", text, "\"; expected a number"));
+  if (!inside(value, limits)) fail_at(node, key_of(name), concat(text, "; expected a number ", range_text(limits)));
+}
+
+void YamlReader::field(const char* name, bool& value, const char*) {
+  const YAML::Node node = find(name, false);
+  if (!node.IsDefined()) return;
+  const std::string text = scalar(node, key_of(name), "true or false");
+  if ((text != "true" && text != "false") || node.Tag() == "!") fail_at(node, key_of(name), concat("\"", text, "\"; expected true or false"));
+  value = text == "true";
+}
+
+void YamlReader::datasets(const char* name, std::vector<DatasetEntry>& value, bool required, const char*) {
+  const YAML::Node node = find(name, required);
+  if (!node.IsDefined()) return;
+  const std::string key = key_of(name);
+  if (!node.IsSequence() || (required && node.size() == 0)) fail_at(node, key, "expected a list of data sets, each {path: PREFIX, weight: NUMBER}");
+  value.clear();
+  for (size_t i = 0; i < node.size(); ++i) {
+    DatasetEntry entry;
+    const std::string item = concat(key, "[", i, "]");
+    if (node[i].IsScalar()) {
+      entry.path = node[i].Scalar();
+    } else {
+      levels_.push_back({item, node[i], {}});
+      check_map(node[i], item);
+      text("path", entry.path, true, "");
+      field("weight", entry.weight, Limits{0, 1e12, true}, "");
+      leave();
+    }
+    value.push_back(entry);
+  }
+}
+
+}  // namespace hyscale

@@ -1,0 +1,90 @@
+#include "data/build_dataset.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "data/indexed_dataset.h"
+
+namespace hyscale {
+namespace fs = std::filesystem;
+namespace {
+
+using Sink = std::function<void(const std::string& text)>;
+
+void read_json_lines(const std::string& path, const std::string& key, const Sink& sink) {
+  std::ifstream file(path);
+  if (!file) throw UserError(path + ": cannot be read");
+  std::string line;
+  for (int64_t number = 1; std::getline(file, line); ++number) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    const nlohmann::json json = nlohmann::json::parse(line, nullptr, false);
+    if (json.is_discarded() || !json.is_object()) throw UserError(concat(path, ":", number, ": is no JSON object"));
+    if (!json.contains(key) || !json[key].is_string()) throw UserError(concat(path, ":", number, ": has no string \"", key, "\"; name the key with --json-key"));
+    sink(json[key].get<std::string>());
+  }
+}
+
+std::vector<std::string> files_of(const std::string& input) {
+  if (!fs::exists(input)) throw UserError(input + ": does not exist");
+  if (!fs::is_directory(input)) return {input};
+  std::vector<std::string> paths;
+  for (auto it = fs::recursive_directory_iterator(input, fs::directory_options::skip_permission_denied); it != fs::recursive_directory_iterator(); ++it) {
+    const std::string name = it->path().filename().string();
+    if (it->is_directory() && name.starts_with(".")) it.disable_recursion_pending();
+    if (it->is_regular_file() && !name.starts_with(".")) paths.push_back(it->path().string());
+  }
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+}  // namespace
+
+BuildReport build_dataset(const BuildOptions& o, const Tokenizer& tokenizer) {
+  BuildReport report;
+  if (fs::path(o.output).has_parent_path()) fs::create_directories(fs::path(o.output).parent_path());
+  IndexedDatasetWriter train(o.output, tokenizer.vocabulary_size());
+  std::optional<IndexedDatasetWriter> validation;
+  if (o.validation_fraction > 0) validation.emplace(o.output + "-validation", tokenizer.vocabulary_size());
+  double owed = 0;  // documents that validation should have by now
+  const Sink sink = [&](const std::string& text) {
+    std::vector<int32_t> ids = tokenizer.encode(text);
+    if (ids.empty()) return void(++report.empty_documents);
+    if (o.append_end_of_document && tokenizer.end_of_document() >= 0) ids.push_back(tokenizer.end_of_document());
+    owed += o.validation_fraction;
+    const bool held_out = validation && owed >= 1;
+    if (held_out) owed -= 1;
+    (held_out ? *validation : train).add_document(ids);
+  };
+  for (const std::string& input : o.inputs) {
+    const bool folder = fs::is_directory(input);
+    for (const std::string& path : files_of(input)) {
+      if (path.ends_with(".jsonl")) {
+        read_json_lines(path, o.json_key, sink);
+        continue;
+      }
+      const std::string text = read_text_file(path);
+      if (folder && text.find('\0') != std::string::npos)
+        ++report.binary_files;
+      else
+        sink(text);
+    }
+  }
+  if (train.num_documents() == 0) throw UserError(concat(o.output, ": the input holds no text for training"));
+  train.finish();
+  report.documents = train.num_documents();
+  report.tokens = train.num_tokens();
+  if (validation) {
+    validation->finish();
+    report.validation_documents = validation->num_documents();
+    report.validation_tokens = validation->num_tokens();
+  }
+  return report;
+}
+
+}  // namespace hyscale

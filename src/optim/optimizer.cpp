@@ -1,0 +1,113 @@
+#include "optim/optimizer.h"
+
+#include <cmath>
+
+#include "checkpoint/safetensors.h"
+#include "kernels/adamw/adamw.h"
+#include "kernels/elementwise/elementwise.h"
+#include "kernels/grad_norm/grad_norm.h"
+
+namespace hyscale {
+namespace {
+
+size_t padded(int64_t elements) { return (static_cast<size_t>(elements) * 4 + 255) / 256 * 256; }
+
+Tensor flat(const Tensor& t) { return t.view({t.elements()}); }
+
+}  // namespace
+
+Optimizer::Optimizer(ParameterStore& store, const OptimizerOptions& options, Device device) : options_(options), device_(device) {
+  size_t bytes = 0;
+  const auto trained = [&](const Parameter& p) { return p.group == ParameterGroup::indexer || (p.group == ParameterGroup::trunk && !options.indexer_only); };
+  for (const Parameter& p : store.all())
+    if (trained(p)) bytes += padded(p.shape.elements()) * (p.value.dtype() == DType::f32 ? 2 : 3);
+  memory_ = Buffer(device, bytes, "optimizer state");
+  char* next = static_cast<char*>(memory_.data());
+  const auto take = [&](int64_t n) {
+    const Tensor t(next, DType::f32, device, {n});
+    if (next) next += padded(n);
+    return t;
+  };
+  for (Parameter& p : store.all()) {
+    if (!trained(p)) continue;
+    const int64_t n = p.shape.elements();
+    State s{&p, p.value.dtype() == DType::f32 ? flat(p.value) : take(n), take(n), take(n)};
+    if (p.value.dtype() != DType::f32) cast(s.master, flat(p.value), {});
+    zero(s.m, {});
+    zero(s.v, {});
+    states_.push_back(s);
+  }
+  scalars_ = Buffer(device, 1024, "gradient norms");
+  char* scalars = static_cast<char*>(scalars_.data());
+  const auto at = [&](size_t offset) { return scalars ? scalars + offset : nullptr; };
+  norm_sums_ = Tensor(at(0), DType::f64, device, {2});
+  gates_ = Tensor(at(256), DType::f32, device, {2, 2});
+  workspace_ = Buffer(device, sum_of_squares_workspace_bytes({Tensor(nullptr, DType::f32, device, {1}), norm_sums_, {}, {}}), "gradient norms");
+}
+
+void Optimizer::update(double lr, const Tensor& sums, Stream stream) {
+  const Tensor space(workspace_.data(), DType::u8, device_, {static_cast<int64_t>(workspace_.bytes())});
+  zero(norm_sums_, stream);
+  for (const State& s : states_) {
+    const int64_t group = s.parameter->group == ParameterGroup::indexer;
+    sum_of_squares({flat(s.parameter->grad), norm_sums_.slice(0, group, group + 1), space, stream});
+  }
+  // Both gates look at everything: a step is applied whole or not at all.
+  for (int64_t group = 0; group < 2; ++group)
+    clip_gate({norm_sums_.slice(0, group, group + 1), {norm_sums_, sums}, static_cast<float>(group ? options_.indexer_clip_norm : options_.clip_norm),
+               gates_.select(0, group), stream});
+  for (const State& s : states_) {
+    const bool indexer = s.parameter->group == ParameterGroup::indexer;
+    adamw({s.master, s.m, s.v, flat(s.parameter->grad), flat(s.parameter->value), gates_.select(0, indexer),
+           static_cast<float>(indexer ? lr * options_.indexer_lr_scale : lr), static_cast<float>(options_.beta1), static_cast<float>(options_.beta2),
+           static_cast<float>(options_.eps), s.parameter->weight_decay ? static_cast<float>(options_.weight_decay) : 0.0f, updates_ + 1, stream});
+  }
+}
+
+Optimizer::Result Optimizer::result(Stream stream) {
+  double sums[2];
+  float gate[2];
+  copy_bytes(sums, Device{}, norm_sums_.raw(), device_, sizeof sums, stream);
+  copy_bytes(gate, Device{}, gates_.raw(), device_, sizeof gate, stream);
+  synchronize(device_, stream);
+  const bool applied = gate[1] != 0;
+  updates_ += applied;
+  return {applied, std::sqrt(sums[0]), std::sqrt(sums[1])};
+}
+
+void Optimizer::save(const std::string& path) const {
+  std::vector<SafetensorsWriter::Entry> entries;
+  for (const State& s : states_)
+    for (const char* part : {"master", "m", "v"}) entries.push_back({s.parameter->name + "." + part, "F32", {s.parameter->shape.elements()}});
+  SafetensorsWriter writer(path, entries);
+  std::vector<float> host;
+  for (const State& s : states_)
+    for (const Tensor* t : {&s.master, &s.m, &s.v}) {
+      host.resize(static_cast<size_t>(t->elements()));
+      copy_bytes(host.data(), Device{}, t->raw(), device_, t->bytes(), {});
+      synchronize(device_, {});
+      writer.append(host.data(), t->bytes());
+    }
+  writer.finish();
+}
+
+void Optimizer::restore(const std::string& path, int64_t updates) {
+  const SafetensorsReader reader(path);
+  std::vector<float> host;
+  for (const State& s : states_)
+    for (const auto& [part, t] : {std::pair{"master", s.master}, {"m", s.m}, {"v", s.v}}) {
+      const std::string name = s.parameter->name + "." + part;
+      const SafetensorInfo& info = reader.info(name);
+      if (info.dtype != "F32" || info.elements() != t.elements())
+        throw UserError(concat(path, ": tensor \"", name, "\" has ", info.elements(), " elements of ", info.dtype, "; expected ", t.elements(), " of F32"));
+      host.resize(static_cast<size_t>(t.elements()));
+      reader.read(name, host.data());
+      copy_bytes(t.raw(), device_, host.data(), Device{}, t.bytes(), {});
+      synchronize(device_, {});
+    }
+  for (const State& s : states_)
+    if (s.master.raw() != s.parameter->value.raw()) cast(flat(s.parameter->value), s.master, {});
+  updates_ = updates;
+}
+
+}  // namespace hyscale

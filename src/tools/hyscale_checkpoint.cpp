@@ -1,0 +1,85 @@
+// hyscale-checkpoint: inspects, verifies and exports checkpoints.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <iostream>
+
+#include "checkpoint/checkpoint.h"
+#include "models/registry.h"
+#include "tools/main.h"
+#include "train/weights.h"
+
+namespace hyscale {
+namespace fs = std::filesystem;
+namespace {
+
+// The model folder of a checkpoint, or the folder itself.
+std::string model_folder(const std::string& path) { return fs::is_directory(path + "/model") ? path + "/model" : path; }
+
+void inspect(const std::string& path, bool tensors) {
+  const HfFolderReader folder(model_folder(path));
+  int64_t elements = 0;
+  for (const std::string& name : folder.names()) {
+    const SafetensorInfo& info = folder.reader(name).info(name);
+    elements += info.elements();
+    if (tensors) std::cout << fmt::format("{:<8} {:<20} {}\n", info.dtype, fmt::format("[{}]", fmt::join(info.shape, ", ")), name);
+  }
+  std::cout << fmt::format("{}: {} tensors, {} elements\n", folder.folder(), folder.names().size(), elements);
+  if (!fs::exists(path + "/trainer.json")) return;
+  const nlohmann::json j = nlohmann::json::parse(read_text_file(path + "/trainer.json"), nullptr, false);
+  if (!j.is_object()) throw UserError(path + "/trainer.json: is damaged");
+  std::cout << fmt::format("step {}, {} tokens, {} updates, stage {}\n", j.at("step").dump(), j.at("tokens").dump(), j.at("updates").dump(),
+                           j.at("stage").get<std::string>());
+}
+
+void export_model(const std::string& path, const std::string& output, const std::string& dtype) {
+  const std::string from = model_folder(path), config_path = from + "/config.json";
+  if (fs::exists(output) && !fs::is_empty(output)) throw UserError(output + ": exists and is not empty");
+  const nlohmann::json config = read_hf_config(config_path);
+  const HfFolderReader folder(from);
+  const std::string mtp_layer = concat("model.layers.", config.value("num_hidden_layers", 0), ".");
+  bool mtp = false;
+  for (const std::string& name : folder.names()) mtp = mtp || name.starts_with(mtp_layer);
+  const std::unique_ptr<Model> model = make_model(config, config_path, {.mtp = mtp});
+  model->parameters().allocate(Device{}, DType::f32);
+  load_weights(model->parameters(), folder);
+  const std::string stored = config.value("dtype", config.value("torch_dtype", "bfloat16"));
+  save_weights(*model, model->parameters(), output, dtype == "same" ? stored : dtype);
+  std::cout << fmt::format("exported {} to {}\n", from, output);
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"Inspects, verifies and exports checkpoints."};
+  app.require_subcommand(1);
+  std::string path, output, dtype = "same";
+  bool tensors = false;
+  CLI::App* i = app.add_subcommand("inspect", "tensors and training state of a checkpoint or a Hugging Face folder");
+  i->add_option("path", path)->required();
+  i->add_flag("--tensors", tensors, "list every tensor");
+  CLI::App* v = app.add_subcommand("verify", "compare every file of a checkpoint with its manifest");
+  v->add_option("path", path)->required();
+  CLI::App* e = app.add_subcommand("export", "write a Hugging Face model folder");
+  e->add_option("path", path, "a checkpoint or a Hugging Face folder")->required();
+  e->add_option("output", output, "a folder that is new or empty")->required();
+  e->add_option("--dtype", dtype, "same, float32 or bfloat16")->check(CLI::IsMember({"same", "float32", "bfloat16"}))->capture_default_str();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  if (i->parsed()) inspect(path, tensors);
+  if (v->parsed()) {
+    verify_checkpoint(find_checkpoint("", path), true);
+    std::cout << path << ": every file matches the manifest\n";
+  }
+  if (e->parsed()) export_model(path, output, dtype);
+  return 0;
+}
+
+}  // namespace
+}  // namespace hyscale
+
+int main(int argc, char** argv) {
+  return hyscale::guarded_main("hyscale-checkpoint", [&] { return hyscale::run(argc, argv); });
+}

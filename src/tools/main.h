@@ -1,0 +1,23 @@
+// What every program does with errors: the message to stderr, and the exit code of its kind.
+#pragma once
+#include <cstdio>
+#include <new>
+
+#include "core/error.h"
+
+namespace hyscale {
+
+template <typename Function>
+int guarded_main(const char* program, Function function) {
+  try {
+    return function();
+  } catch (const UserError& e) {
+    std::fprintf(stderr, "%s: %s\n", program, e.what());
+    return 2;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s: internal error: %s\n", program, e.what());
+    return 1;
+  }
+}
+
+}  // namespace hyscale

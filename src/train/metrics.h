@@ -1,0 +1,22 @@
+// metrics.jsonl: one JSON object per line, each step once, also after a resume.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "core/file.h"
+
+namespace hyscale {
+
+class Metrics {
+ public:
+  // Keeps the lines of an existing file up to `last_step` and drops what is beyond it (steps that will be run again) and
+  // a last line that was cut short.
+  Metrics(const std::string& path, int64_t last_step);
+  void write(const nlohmann::json&);
+
+ private:
+  std::optional<File> file_;
+};
+
+}  // namespace hyscale

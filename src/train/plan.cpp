@@ -1,0 +1,81 @@
+#include "train/plan.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "train/setup.h"
+
+namespace hyscale {
+namespace {
+
+std::string grouped(int64_t n) {
+  std::string digits = std::to_string(n);
+  for (int64_t at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3) digits.insert(static_cast<size_t>(at), 1, ',');
+  return digits;
+}
+
+std::string gib(size_t bytes) { return fmt::format("{:>12.3f} GiB", static_cast<double>(bytes) / (1 << 30)); }
+
+size_t host_memory() { return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE)); }
+
+}  // namespace
+
+double train_flops(const ForwardFlops& f, const Config& c) {
+  const bool selects_twice = c.train.recompute == "layer" && !c.train.selection_replay;
+  return 3 * (f.linear + f.attention) + (selects_twice ? 2 : 1) * f.selector;
+}
+
+Plan make_plan(const Config& c) {
+  Plan p;
+  const bool cuda = c.run.device == "cuda" || (c.run.device == "auto" && cuda_device_count() > 0);
+  p.device = cuda ? "cuda" : "cpu";
+  const DType dtype = cuda ? DType::bf16 : DType::f32;
+  const Device meta{DeviceType::meta};
+  const std::unique_ptr<Model> model = make_model(c);
+  ParameterStore& store = model->parameters();
+  store.allocate(meta, dtype);
+  for (const Parameter& q : store.all()) {
+    p.weights += q.value.bytes();
+    if (q.grad.defined()) p.gradients += q.grad.bytes();
+  }
+  p.total_elements = store.num_elements();
+  p.hf_tensors = store.num_hf_tensors();
+  p.active_elements = model->num_active_elements();
+
+  const size_t before = allocated_bytes(meta);
+  const Optimizer optimizer(store, optimizer_options(c), meta);
+  p.optimizer = allocated_bytes(meta) - before;
+
+  Step step(*model, step_options(c, meta, dtype));
+  const size_t tokens = static_cast<size_t>(c.data.sequence_tokens);
+  const HostSequence sequence =
+      make_host_sequence(std::vector<int32_t>(tokens), std::vector<int32_t>(tokens), {0, static_cast<int32_t>(c.data.sequence_tokens)});
+  StepTotals totals;
+  totals.add(sequence, model->mtp_depths());
+  step.begin(totals);
+  step.micro_batch(sequence);
+  p.saved = step.memory().saved;
+  p.workspace = step.memory().scratch;
+  p.selections = step.memory().selections;
+  p.inputs = step.memory().inputs;
+  p.forward = model->forward_flops(c.data.sequence_tokens);
+  p.train_flops_per_token = train_flops(p.forward, c);
+  p.limit = c.plan.memory_bytes > 0 ? static_cast<size_t>(c.plan.memory_bytes) : cuda ? cuda_memory_bytes() : host_memory();
+  return p;
+}
+
+std::string plan_text(const Plan& p, const Config& c) {
+  std::string t = fmt::format("Plan for one rank on {}, {} tokens per sequence\n", p.device, grouped(c.data.sequence_tokens));
+  t += fmt::format("  parameters          {:>20} in {} tensors of a Hugging Face checkpoint\n", grouped(p.total_elements), grouped(p.hf_tensors));
+  t += fmt::format("  active per token    {:>20} without the input embedding\n", grouped(p.active_elements));
+  for (const auto& [name, bytes] : {std::pair{"weights", p.weights}, {"gradients", p.gradients}, {"optimizer", p.optimizer}, {"saved activations", p.saved},
+                                    {"selections", p.selections}, {"workspace", p.workspace}, {"token ids", p.inputs}, {"total", p.total_bytes()}})
+    t += fmt::format("  {:<20}{}\n", name, gib(bytes));
+  if (p.limit > 0) t += fmt::format("  {:<20}{}   {}\n", "available", gib(p.limit), p.fits() ? "fits" : "DOES NOT FIT");
+  t += fmt::format("  forward FLOPs per token: products {:.3e}, attention over selected keys {:.3e}, selector {:.3e}\n", p.forward.linear, p.forward.attention,
+                   p.forward.selector);
+  t += fmt::format("  training FLOPs per token: {:.3e} (recomputed work not counted)\n", p.train_flops_per_token);
+  return t;
+}
+
+}  // namespace hyscale

@@ -1,0 +1,30 @@
+// Plan: what a run needs, known before it starts. One training step is walked on the `meta` device, which has shapes but
+// no storage, so every byte is counted by the very code that will ask for it.
+#pragma once
+#include <string>
+
+#include "config/config.h"
+#include "models/model.h"
+
+namespace hyscale {
+
+struct Plan {
+  std::string device;  // what the plan is for: "cpu" or "cuda"
+  int64_t total_elements = 0, hf_tensors = 0, active_elements = 0;
+  size_t weights = 0, gradients = 0, optimizer = 0, saved = 0, workspace = 0, selections = 0, inputs = 0;
+  size_t total_bytes() const { return weights + gradients + optimizer + saved + workspace + selections + inputs; }
+  ForwardFlops forward;  // per token
+  double train_flops_per_token = 0;
+  size_t limit = 0;      // bytes of one rank; 0: unknown
+  bool fits() const { return limit == 0 || total_bytes() <= limit; }
+};
+
+// Needs no data and no GPU. Throws UserError for a model configuration that cannot be used.
+Plan make_plan(const Config&);
+std::string plan_text(const Plan&, const Config&);
+
+// FLOPs of one training step per token: three times the forward of products and attention, plus the selector once, plus
+// its repetition when recomputation does not replay selections. Recomputed work is not counted: it trains nothing.
+double train_flops(const ForwardFlops&, const Config&);
+
+}  // namespace hyscale

@@ -1,0 +1,24 @@
+// From a configuration to the objects of a run.
+#pragma once
+#include <memory>
+
+#include "config/config.h"
+#include "models/registry.h"
+#include "optim/optimizer.h"
+#include "optim/schedule.h"
+#include "train/step.h"
+
+namespace hyscale {
+
+// "auto" is cuda where a device is usable. Throws UserError when cuda is asked for and there is none.
+Device choose_device(const std::string& name);
+DType compute_dtype(Device);
+
+// model.config is a config.json or a folder that holds one.
+std::string hf_config_path(const Config&);
+std::unique_ptr<Model> make_model(const Config&);
+StepOptions step_options(const Config&, Device, DType activation);
+OptimizerOptions optimizer_options(const Config&);
+Schedule make_schedule(const Config&);
+
+}  // namespace hyscale

@@ -1,0 +1,64 @@
+// Trainer: the loop. Data -> Step (forward, backward) -> Optimizer -> metrics, evaluation, checkpoints.
+#pragma once
+#include <chrono>
+#include <memory>
+#include <optional>
+
+#include "config/config.h"
+#include "data/loader.h"
+#include "train/metrics.h"
+#include "train/setup.h"
+
+namespace hyscale {
+
+// Exit codes of hyscale-train.
+enum class ExitCode : int {
+  done = 0,
+  internal_error = 1,
+  user_error = 2,       // configuration, files, data
+  does_not_fit = 3,     // --plan: more memory than there is
+  not_finite = 4,       // too many steps in a row with a non-finite loss or gradient
+  stopped = 75,         // a signal; a checkpoint was saved, `--resume latest` continues
+};
+
+class Trainer {
+ public:
+  // resume: "", "latest" or the path of a checkpoint. "latest" without any checkpoint starts anew.
+  // Throws UserError: data, weights or checkpoint that do not fit the configuration; a run directory that already holds
+  // checkpoints when resume is empty.
+  Trainer(const Config&, const std::string& resume);
+  ExitCode run();
+
+  // Mean cross entropy on the validation data (evaluate_sequences of them).
+  double evaluate();
+
+ private:
+  struct Outcome {
+    StepLosses losses;
+    Optimizer::Result update;
+    int64_t tokens = 0, labels = 0, selector_calls = 0;
+    double seconds = 0;
+  };
+  void load_validation();
+  void restore(const std::string& path);
+  Outcome train_one();
+  void record(const Outcome&, double lr);
+  void progress(const Outcome&, double lr) const;
+  void report_not_finite(const Outcome&, const std::vector<LoadedSequence>&);
+  void evaluate_and_record();
+  void save();
+
+  Config config_;
+  Device device_;
+  std::unique_ptr<Model> model_;
+  Schedule schedule_;
+  std::unique_ptr<Loader> loader_;
+  std::vector<HostSequence> validation_;
+  std::unique_ptr<Step> step_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::optional<Metrics> metrics_;
+  int64_t step_number_ = 0, first_step_ = 0, tokens_ = 0, saved_step_ = -1, not_finite_in_row_ = 0;
+  std::chrono::steady_clock::time_point started_;
+};
+
+}  // namespace hyscale
