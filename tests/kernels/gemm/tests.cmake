@@ -1,0 +1,7 @@
+hyscale_test(test_dense_ops SOURCES
+  ${CMAKE_CURRENT_LIST_DIR}/test_gemm.cpp ${CMAKE_CURRENT_LIST_DIR}/../rms_norm/test_rms_norm.cpp ${CMAKE_CURRENT_LIST_DIR}/../layer_norm/test_layer_norm.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/../rope/test_rope.cpp ${CMAKE_CURRENT_LIST_DIR}/../swiglu/test_swiglu.cpp ${CMAKE_CURRENT_LIST_DIR}/../embedding/test_embedding.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/../lm_head_loss/test_lm_head_loss.cpp ${CMAKE_CURRENT_LIST_DIR}/../router/test_router.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/../moe_permute/test_moe_permute.cpp ${CMAKE_CURRENT_LIST_DIR}/../elementwise/test_elementwise.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/../adamw/test_adamw.cpp ${CMAKE_CURRENT_LIST_DIR}/../grad_norm/test_grad_norm.cpp
+  DEPENDS hyscale_kernels)
