@@ -1,6 +1,7 @@
 #include "data/build_dataset.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -51,14 +52,14 @@ BuildReport build_dataset(const BuildOptions& o, const Tokenizer& tokenizer) {
   IndexedDatasetWriter train(o.output, tokenizer.vocabulary_size());
   std::optional<IndexedDatasetWriter> validation;
   if (o.validation_fraction > 0) validation.emplace(o.output + "-validation", tokenizer.vocabulary_size());
-  double owed = 0;  // documents that validation should have by now
+  int64_t documents = 0;
   const Sink sink = [&](const std::string& text) {
     std::vector<int32_t> ids = tokenizer.encode(text);
     if (ids.empty()) return void(++report.empty_documents);
     if (o.append_end_of_document && tokenizer.end_of_document() >= 0) ids.push_back(tokenizer.end_of_document());
-    owed += o.validation_fraction;
-    const bool held_out = validation && owed >= 1;
-    if (held_out) owed -= 1;
+    ++documents;
+    // The product of a fraction and a count may fall just below a whole number.
+    const bool held_out = validation && std::floor(static_cast<double>(documents) * o.validation_fraction + 1e-9) > static_cast<double>(validation->num_documents());
     (held_out ? *validation : train).add_document(ids);
   };
   for (const std::string& input : o.inputs) {

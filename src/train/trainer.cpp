@@ -54,6 +54,7 @@ Trainer::Trainer(const Config& config, const std::string& resume)
   store.allocate(device_, compute_dtype(device_));
   if (!checkpoint.empty()) {
     verify_checkpoint(checkpoint, false);
+    check_same_model(checkpoint);
     load_weights(store, HfFolderReader(checkpoint + "/model"));
   } else if (!config_.model.weights.empty()) {
     const std::string mtp_layer = model_->mtp_depths() == 0 ? concat("model.layers.", model_->hf_config().value("num_hidden_layers", 0), ".") : "";
@@ -79,13 +80,16 @@ void Trainer::load_validation() {
   for (int64_t i = 0; i < config_.train.evaluate_sequences; ++i) validation_.push_back(to_host_sequence(loader.next()));
 }
 
-void Trainer::restore(const std::string& path) {
-  const nlohmann::json j = nlohmann::json::parse(read_text_file(path + "/trainer.json"), nullptr, false);
-  if (!j.is_object()) throw UserError(path + "/trainer.json: is damaged");
+void Trainer::check_same_model(const std::string& path) const {
   const nlohmann::json saved_config = read_hf_config(path + "/model/config.json");
   for (const auto& [key, value] : model_->hf_config().items())
     if (key != "dtype" && key != "torch_dtype" && saved_config.value(key, nlohmann::json()) != value)
       throw UserError(concat(path, ": was trained with \"", key, "\" ", saved_config.value(key, nlohmann::json()).dump(), ", ", hf_config_path(config_), " has ", value.dump()));
+}
+
+void Trainer::restore(const std::string& path) {
+  const nlohmann::json j = nlohmann::json::parse(read_text_file(path + "/trainer.json"), nullptr, false);
+  if (!j.is_object()) throw UserError(path + "/trainer.json: is damaged");
   if (j.at("stage") != config_.model.stage)
     throw UserError(concat(path, ": was trained in stage ", j.at("stage").get<std::string>(), ", model.stage is ", config_.model.stage,
                            "; to change stages start a new run with model.weights: ", path, "/model"));

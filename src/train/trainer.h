@@ -40,6 +40,7 @@ class Trainer {
     double seconds = 0;
   };
   void load_validation();
+  void check_same_model(const std::string& checkpoint) const;
   void restore(const std::string& path);
   Outcome train_one();
   void record(const Outcome&, double lr);

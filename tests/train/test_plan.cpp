@@ -1,0 +1,68 @@
+// --plan against what a run really takes.
+#include "train/plan.h"
+
+#include "tests/train/tiny_run.h"
+#include "train/setup.h"
+
+namespace hyscale {
+namespace {
+
+using test::run;
+using test::TinyRun;
+
+TEST(Plan, CountsWhatTheStepTakes) {
+  const TinyRun t;
+  for (const char* recompute : {"none", "layer"}) {
+    const Config c = read_config(t / "run.yaml", {std::string("train.recompute=") + recompute, "data.sequence_tokens=1024"});
+    const Plan plan = make_plan(c);
+    const auto model = make_model(c);
+    model->parameters().allocate(Device{}, DType::f32);
+    model->parameters().initialize(1, 0.02f);
+    reset_peak(Device{});
+    const size_t before = allocated_bytes(Device{});
+    Step step(*model, step_options(c, Device{}, DType::f32));
+    const HostSequence s = make_host_sequence(std::vector<int32_t>(1024, 1), std::vector<int32_t>(1024, 1), {0, 1024});
+    StepTotals totals;
+    totals.add(s, 0);
+    step.begin(totals);
+    step.micro_batch(s);
+    EXPECT_EQ(plan.saved, step.memory().saved);
+    EXPECT_EQ(plan.selections, step.memory().selections);
+    EXPECT_NEAR(static_cast<double>(plan.workspace), static_cast<double>(step.memory().scratch), 0.05 * static_cast<double>(step.memory().scratch));
+    EXPECT_LE(static_cast<double>(plan.saved + plan.workspace + plan.selections + plan.inputs), 1.05 * static_cast<double>(peak_bytes(Device{}) - before));
+    EXPECT_EQ(plan.gradients, plan.weights - 2 * 8 * 4);  // all but the two router biases
+  }
+}
+
+TEST(Plan, RecomputeLowersThePeak) {
+  const TinyRun t;
+  const auto saved = [&](const char* recompute) { return make_plan(read_config(t / "run.yaml", {std::string("train.recompute=") + recompute, "data.sequence_tokens=4096"})).saved; };
+  EXPECT_LT(saved("layer"), saved("none") * 2 / 3);
+}
+
+TEST(Plan, TheProgramCountsGlm51AndSaysThatOneDeviceIsTooSmall) {
+  const auto r = run({test::tool("hyscale-train"), "--config", "configs/plan-glm-5.1.yaml", "--plan"});
+  EXPECT_EQ(r.code, 3);
+  EXPECT_CONTAINS(r.output, "753,864,139,008 in 59,870 tensors");
+  EXPECT_CONTAINS(r.output, "40,833,146,112 without the input embedding");
+  EXPECT_CONTAINS(r.output, "DOES NOT FIT");
+}
+
+TEST(Plan, ASmallModelFits) {
+  const TinyRun t;
+  const auto r = run(t.command({"--plan"}));
+  EXPECT_EQ(r.code, 0) << r.output;
+  EXPECT_CONTAINS(r.output, "fits");
+  EXPECT_FALSE(std::filesystem::exists(t / "run"));
+}
+
+TEST(Plan, FlopsCountTheSelectorTwiceWithoutReplay) {
+  const TinyRun t;
+  const ForwardFlops f{10, 20, 40};
+  EXPECT_EQ(train_flops(f, read_config(t / "run.yaml")), 3 * 30 + 40);
+  EXPECT_EQ(train_flops(f, read_config(t / "run.yaml", {"train.selection_replay=false"})), 3 * 30 + 80);
+  EXPECT_EQ(train_flops(f, read_config(t / "run.yaml", {"train.selection_replay=false", "train.recompute=none"})), 3 * 30 + 40);
+}
+
+}  // namespace
+}  // namespace hyscale

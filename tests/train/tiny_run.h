@@ -1,0 +1,66 @@
+// A tiny run on a random data set, as a user would start it.
+#pragma once
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/rng.h"
+#include "data/indexed_dataset.h"
+#include "tests/support/processes.h"
+
+namespace hyscale::test {
+
+inline std::string tool(const std::string& name) { return std::string(HYSCALE_TOOLS) + "/" + name; }
+
+class TinyRun {
+ public:
+  TinyRun() {
+    IndexedDatasetWriter w(folder_ / "data", 160);
+    const Rng rng(3);
+    uint64_t at = 0;
+    for (int d = 0; d < 40; ++d) {
+      std::vector<int32_t> document(1 + rng.below(at++, 90));
+      for (int32_t& id : document) id = static_cast<int32_t>(rng.below(at++, 160));
+      w.add_document(document);
+    }
+    w.finish();
+    write_file(folder_ / "run.yaml",
+               "model:\n  config: tests/goldens/glm51/config.json\n"
+               "data:\n  train: [{path: " + (folder_ / "data") + "}]\n  validation: [{path: " + (folder_ / "data") + "}]\n  sequence_tokens: 96\n"
+               "train:\n  steps: 10\n  micro_batches: 2\n  recompute: layer\n  evaluate_sequences: 2\n"
+               "optimizer:\n  lr: 1e-3\n"
+               "checkpoint:\n  directory: " + (folder_ / "run") + "\n  every: 5\n"
+               "run:\n  device: cpu\n");
+  }
+  std::vector<std::string> command(std::vector<std::string> more = {}) const {
+    std::vector<std::string> all{tool("hyscale-train"), "--config", folder_ / "run.yaml"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  // Overrides as --set arguments; `directory` replaces the run's own.
+  std::vector<std::string> into(const std::string& directory, std::vector<std::string> more = {}) const {
+    more.insert(more.begin(), {"--set", "checkpoint.directory=" + (folder_ / directory)});
+    return command(more);
+  }
+  std::string operator/(const std::string& name) const { return folder_ / name; }
+
+  // Everything that makes up the state of a checkpoint.
+  std::string state(const std::string& directory, int64_t step) const {
+    char name[32];
+    std::snprintf(name, sizeof name, "/step-%08lld", static_cast<long long>(step));
+    const std::string path = (folder_ / directory) + name;
+    nlohmann::json trainer = nlohmann::json::parse(read_file(path + "/trainer.json"));
+    trainer.erase("config");
+    return read_file(path + "/model/model.safetensors") + read_file(path + "/optimizer/rank-00000.safetensors") + trainer.dump();
+  }
+  std::vector<nlohmann::json> metrics(const std::string& directory) const {
+    std::ifstream in((folder_ / directory) + "/metrics.jsonl");
+    std::vector<nlohmann::json> lines;
+    for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
+    return lines;
+  }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+}  // namespace hyscale::test
