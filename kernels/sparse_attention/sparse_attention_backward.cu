@@ -1,0 +1,294 @@
+// Sparse attention backward for GLM's latent shape on Hopper: one block per query, at most 64 heads (padded), 64 selected
+// rows at a time. With X^T = K Q^T and dP^T = V dO^T (keys are M; each of two warpgroups takes half of the heads):
+//   P = exp(scale X - lse), dX = scale P (dP - delta), delta[h] = dout[h] . out[h]
+//   dq += dX K     d(row) = dX^T Q, and P^T dO in its first Dv columns
+// dq stays in registers. Contributions to a row are summed over all heads before they leave the chip. The next rows are
+// gathered as soon as dq has used the current ones, under the products and reductions of dkv.
+#include <cuda_runtime.h>
+
+#include "kernels/common/row_sums.cuh"
+#include "kernels/sparse_attention/hopper.cuh"
+#include "kernels/sparse_attention/sparse_attention_cuda.h"
+
+namespace hyscale {
+namespace {
+
+using namespace hopper;
+using bf16 = __nv_bfloat16;
+constexpr int kThreads = 384, kMath = 256, kGroup = 128;
+constexpr int kKeys = 64, kHeads = 64, kDk = 576, kDv = 512, kBlocks = kDk / 64, kValueBlocks = kDv / 64;
+
+struct Shared {
+  alignas(1024) unsigned char q[kBlocks][kTileBytes];
+  alignas(1024) unsigned char dout[kValueBlocks][kTileBytes];
+  alignas(1024) unsigned char kv[kBlocks][kTileBytes];
+  alignas(1024) unsigned char p[kTileBytes];   // [keys][heads]
+  alignas(1024) unsigned char dx[kTileBytes];  // [keys][heads]
+  float lse[kHeads], delta[kHeads];            // lse in units of log2; +inf for padding, whose P is then 0
+  float head_sum[2][kKeys];                    // one part per warpgroup
+  int32_t ids[2][kKeys];
+  uint64_t q_full, full, empty;
+};
+
+struct Arguments {
+  const bf16 *q, *kv, *out, *dout;
+  const int32_t *indices, *counts;
+  const float* lse;
+  bf16* dq;
+  float *dkv, *head_sum;
+  FixedRowSums fixed;
+  int64_t kv_stride, dkv_stride;
+  int heads, k;
+  float scale;
+};
+
+enum Barrier { kReady = 1, kWritten, kConsumed };
+
+__device__ void gather_heads(unsigned char (*to)[kTileBytes], const bf16* from, int width, int heads, int thread) {
+  const int piece = thread % 8;
+  for (int head = thread / 8; head < kHeads; head += 16)
+    for (int b = 0; b < width / 64; ++b)
+      copy16(shared_address(to[b]) + tile_offset(head, piece), from + min(head, heads - 1) * width + b * 64 + piece * 8, head < heads);
+}
+
+__device__ void produce(Shared& s, const Arguments& a, int count, int thread) {
+  const int64_t t = blockIdx.x;
+  gather_heads(s.q, a.q + t * a.heads * kDk, kDk, a.heads, thread);
+  gather_heads(s.dout, a.dout + t * a.heads * kDv, kDv, a.heads, thread);
+  copies_done();
+  fence_to_async();
+  barrier_arrive(&s.q_full);
+  const int piece = thread % 8, first_row = thread / 8;
+  const int32_t* indices = a.indices + t * a.k;
+  const int tiles = (count + kKeys - 1) / kKeys;
+  for (int tile = 0; tile < tiles; ++tile) {
+    int32_t ids[4];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int slot = tile * kKeys + first_row + 16 * r;
+      ids[r] = slot < count ? __ldg(indices + slot) : -1;
+    }
+    if (tile > 0) barrier_wait(&s.empty, (tile - 1) & 1);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int row = first_row + 16 * r;
+      if (piece == 0) s.ids[tile & 1][row] = ids[r];
+      const bf16* from = a.kv + max(ids[r], 0) * a.kv_stride + piece * 8;
+      const uint32_t to = shared_address(s.kv) + tile_offset(row, piece);
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) copy16(to + b * kTileBytes, from + b * 64, ids[r] >= 0);
+    }
+    copies_done();
+    fence_to_async();
+    barrier_arrive(&s.full);
+  }
+}
+
+// delta and lse of every head; 8 warps.
+__device__ void load_statistics(Shared& s, const Arguments& a, int thread) {
+  const int lane = thread % 32;
+  for (int h = thread / 32; h < kHeads; h += 8) {
+    const int64_t row = static_cast<int64_t>(blockIdx.x) * a.heads + h;
+    float sum = 0;
+    for (int d = lane * 2; h < a.heads && d < kDv; d += 64) {
+      const float2 x = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(a.out + row * kDv + d));
+      const float2 y = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(a.dout + row * kDv + d));
+      sum += x.x * y.x + x.y * y.y;
+    }
+    for (int offset = 16; offset; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+    if (lane == 0) {
+      s.delta[h] = sum;
+      s.lse[h] = h < a.heads ? a.lse[row] * 1.4426950408889634f : INFINITY;
+    }
+  }
+}
+
+// P and dX of the warpgroup's 32 heads for the 64 keys, to shared memory.
+template <int kPart>
+__device__ void score_gradients(Shared& s, const Arguments& a, int visible, int thread) {
+  const int lane = thread % 32, row = thread / 32 * 16 + lane / 4, column = kPart * 32 + lane % 4 * 2;
+  float x[16], dp[16];
+  pin(x);
+  pin(dp);
+  wgmma_begin();
+#pragma unroll
+  for (int kk = 0; kk < kDk / 16; ++kk)
+    wgmma_n32<0, 0>(x, row_descriptor(shared_address(s.kv[kk / 4])) + kk % 4 * 2,
+                    row_descriptor(shared_address(s.q[kk / 4]) + kPart * 4096) + kk % 4 * 2, kk != 0);
+#pragma unroll
+  for (int kk = 0; kk < kDv / 16; ++kk)
+    wgmma_n32<0, 0>(dp, row_descriptor(shared_address(s.kv[kk / 4])) + kk % 4 * 2,
+                    row_descriptor(shared_address(s.dout[kk / 4]) + kPart * 4096) + kk % 4 * 2, kk != 0);
+  wgmma_commit();
+  wgmma_wait<0>();
+  pin(x);
+  pin(dp);
+  const float scale_log2 = a.scale * 1.4426950408889634f;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int key = row + 8 * half;
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float p[2], dx[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int head = column + 8 * j + e, i = 4 * j + 2 * half + e;
+        p[e] = key < visible ? exp2f(x[i] * scale_log2 - s.lse[head]) : 0.f;
+        dx[e] = a.scale * p[e] * (dp[i] - s.delta[head]);
+        sum += p[e];
+      }
+      const uint32_t at = tile_offset(key, kPart * 4 + j) + lane % 4 * 4;
+      *reinterpret_cast<__nv_bfloat162*>(s.p + at) = __floats2bfloat162_rn(p[0], p[1]);
+      *reinterpret_cast<__nv_bfloat162*>(s.dx + at) = __floats2bfloat162_rn(dx[0], dx[1]);
+    }
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    if (lane % 4 == 0) s.head_sum[kPart][key] = sum;
+  }
+}
+
+// Adds 64 columns of the tile's 64 rows. A thread holds pairs of neighbouring columns of two rows; exchanging with its
+// neighbour gives it four columns of one row, a 16-byte reduction.
+template <bool kFixed>
+__device__ void reduce_block(const Arguments& a, const float (&d)[32], int32_t id, int32_t id8, int block, int lane, float unit) {
+  if constexpr (kFixed) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int32_t row = i & 2 ? id8 : id;
+      if (row >= 0) add_fixed(a.fixed.sums + static_cast<int64_t>(row) * kDk + block * 64 + i / 4 * 8 + lane % 4 * 2 + (i & 1), d[i], unit);
+    }
+  } else {
+    const bool odd = lane & 1;
+    const int32_t row = odd ? id8 : id;
+    float* to = a.dkv + max(row, 0) * a.dkv_stride + block * 64 + lane % 4 / 2 * 4;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float other0 = __shfl_xor_sync(~0u, odd ? d[4 * j] : d[4 * j + 2], 1), other1 = __shfl_xor_sync(~0u, odd ? d[4 * j + 1] : d[4 * j + 3], 1);
+      const float x0 = odd ? other0 : d[4 * j], x1 = odd ? other1 : d[4 * j + 1];
+      const float x2 = odd ? d[4 * j + 2] : other0, x3 = odd ? d[4 * j + 3] : other1;
+      if (row >= 0)
+        asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + 8 * j), "f"(x0), "f"(x1), "f"(x2), "f"(x3) : "memory");
+    }
+  }
+}
+
+// Column blocks of a warpgroup: part 0 has 0-3 and 8 (keys only), part 1 has 4-7.
+template <int kPart>
+__device__ constexpr int block_of(int i) {
+  return kPart == 0 ? (i < 4 ? i : 8) : 4 + i;
+}
+
+template <int kPart, bool kFixed>
+__device__ void consume(Shared& s, const Arguments& a, int count, int thread) {
+  constexpr int kOwn = kPart == 0 ? 5 : 4;
+  const int64_t t = blockIdx.x;
+  const int tiles = (count + kKeys - 1) / kKeys;
+  const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+  const float unit = kFixed ? *a.fixed.scale : 0;
+  load_statistics(s, a, kPart * kGroup + thread);
+  named_sync(kReady, kMath);
+  barrier_wait(&s.q_full, 0);
+  float dq[kOwn][32] = {};
+  for (int tile = 0; tile < tiles; ++tile) {
+    barrier_wait(&s.full, tile & 1);
+    score_gradients<kPart>(s, a, count - tile * kKeys, thread);
+    const int32_t id = s.ids[tile & 1][row], id8 = s.ids[tile & 1][row + 8];
+    fence_to_async();
+    named_sync(kWritten, kMath);
+    if (kPart == 0 && a.head_sum && thread < kKeys && tile * kKeys + thread < count)
+      a.head_sum[t * a.k + tile * kKeys + thread] = s.head_sum[0][thread] + s.head_sum[1][thread];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) pin(dq[i]);
+    wgmma_begin();
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i)
+#pragma unroll
+      for (int kk = 0; kk < kKeys / 16; ++kk)
+        wgmma_n64<1, 1>(dq[i], column_descriptor(shared_address(s.dx)) + kk * 128,
+                        column_descriptor(shared_address(s.kv[block_of<kPart>(i)])) + kk * 128, 1);
+    wgmma_commit();
+    wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) pin(dq[i]);
+    barrier_arrive(&s.empty);
+#pragma unroll 1
+    for (int i = 0; i < kOwn; ++i) {
+      const int block = block_of<kPart>(i);
+      float d[32];
+      pin(d);
+      wgmma_begin();
+#pragma unroll
+      for (int kk = 0; kk < kHeads / 16; ++kk)
+        wgmma_n64<0, 1>(d, row_descriptor(shared_address(s.dx)) + kk * 2, column_descriptor(shared_address(s.q[block])) + kk * 128, kk != 0);
+      if (block < kValueBlocks)
+#pragma unroll
+        for (int kk = 0; kk < kHeads / 16; ++kk)
+          wgmma_n64<0, 1>(d, row_descriptor(shared_address(s.p)) + kk * 2, column_descriptor(shared_address(s.dout[block])) + kk * 128, 1);
+      wgmma_commit();
+      wgmma_wait<0>();
+      pin(d);
+      reduce_block<kFixed>(a, d, id, id8, block, lane, unit);
+    }
+    named_sync(kConsumed, kMath);  // p, dx and head_sum are free again
+  }
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i)
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int head = row + 8 * half;
+        if (head < a.heads)
+          *reinterpret_cast<__nv_bfloat162*>(a.dq + (t * a.heads + head) * kDk + block_of<kPart>(i) * 64 + 8 * j + lane % 4 * 2) =
+              __floats2bfloat162_rn(dq[i][4 * j + 2 * half], dq[i][4 * j + 2 * half + 1]);
+      }
+}
+
+template <bool kFixed>
+__global__ void __launch_bounds__(kThreads, 1) backward(const Arguments a) {
+  extern __shared__ unsigned char raw[];
+  Shared& s = *reinterpret_cast<Shared*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t t = blockIdx.x;
+  const int count = a.counts[t];
+  if (a.head_sum)
+    for (int j = count + thread; j < a.k; j += kThreads) a.head_sum[t * a.k + j] = 0;
+  if (count == 0) {
+    for (int i = thread; i < a.heads * kDk; i += kThreads) a.dq[t * a.heads * kDk + i] = __float2bfloat16(0.f);
+    return;
+  }
+  if (thread == 0) {
+    barrier_init(&s.q_full, kGroup);
+    barrier_init(&s.full, kGroup);
+    barrier_init(&s.empty, kMath);
+    asm volatile("fence.mbarrier_init.release.cluster;");
+  }
+  __syncthreads();
+  const int group = thread / kGroup;
+  if (group == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+    produce(s, a, count, thread);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    if (group == 1) consume<0, kFixed>(s, a, count, thread - kGroup);
+    else consume<1, kFixed>(s, a, count, thread - 2 * kGroup);
+  }
+}
+
+}  // namespace
+
+void sparse_attention_backward_hopper(const SparseAttentionBackward& b, FixedRowSums fixed) {
+  constexpr size_t kShared = sizeof(Shared) + 1024 <= 232448 ? sizeof(Shared) + 1024 : 232448;
+  static_assert(sizeof(Shared) <= 232448);
+  const Arguments a{b.q.data<bf16>(), b.kv.data<bf16>(), b.out.data<bf16>(), b.dout.data<bf16>(), b.selection.indices.i32(),
+                    b.selection.counts.i32(), b.lse.f32(), b.dq.data<bf16>(), b.dkv.f32(), b.head_sum.defined() ? b.head_sum.f32() : nullptr,
+                    fixed, b.kv.stride(0), b.dkv.stride(0), static_cast<int>(b.q.size(1)), static_cast<int>(b.selection.indices.size(1)), b.scale};
+  const auto kernel = fixed.sums ? backward<true> : backward<false>;
+  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
+  HYSCALE_CHECK(status == cudaSuccess, kShared, " bytes of shared memory: ", cudaGetErrorString(status));
+  kernel<<<static_cast<unsigned>(b.q.size(0)), kThreads, kShared, static_cast<cudaStream_t>(b.stream.handle)>>>(a);
+  check_attention_launch("sparse_attention_backward_hopper");
+}
+
+}  // namespace hyscale
