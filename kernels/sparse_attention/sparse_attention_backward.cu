@@ -62,21 +62,16 @@ __device__ void produce(Shared& s, const Arguments& a, int count, int thread) {
   const int32_t* indices = a.indices + t * a.k;
   const int tiles = (count + kKeys - 1) / kKeys;
   for (int tile = 0; tile < tiles; ++tile) {
-    int32_t ids[4];
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const int slot = tile * kKeys + first_row + 16 * r;
-      ids[r] = slot < count ? __ldg(indices + slot) : -1;
-    }
     if (tile > 0) barrier_wait(&s.empty, (tile - 1) & 1);
-#pragma unroll
+#pragma unroll 1
     for (int r = 0; r < 4; ++r) {
-      const int row = first_row + 16 * r;
-      if (piece == 0) s.ids[tile & 1][row] = ids[r];
-      const bf16* from = a.kv + max(ids[r], 0) * a.kv_stride + piece * 8;
+      const int row = first_row + 16 * r, slot = tile * kKeys + row;
+      const int32_t id = slot < count ? __ldg(indices + slot) : -1;
+      if (piece == 0) s.ids[tile & 1][row] = id;
+      const bf16* from = a.kv + max(id, 0) * a.kv_stride + piece * 8;
       const uint32_t to = shared_address(s.kv) + tile_offset(row, piece);
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) copy16(to + b * kTileBytes, from + b * 64, ids[r] >= 0);
+      for (int b = 0; b < kBlocks; ++b) copy16(to + b * kTileBytes, from + b * 64, id >= 0);
     }
     copies_done();
     fence_to_async();
@@ -267,7 +262,7 @@ __global__ void __launch_bounds__(kThreads, 1) backward(const Arguments a) {
   __syncthreads();
   const int group = thread / kGroup;
   if (group == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     produce(s, a, count, thread);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
