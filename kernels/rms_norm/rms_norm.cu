@@ -1,0 +1,109 @@
+#include "kernels/common/column_sums.cuh"
+#include "kernels/common/op.h"
+#include "kernels/rms_norm/rms_norm.h"
+
+namespace hyscale {
+namespace {
+
+constexpr int kThreads = 256;
+
+// Term of the weight's column sum: dy * x^.
+template <typename T>
+struct WeightTerm {
+  const T *x, *dy;
+  const float* rstd;
+  int64_t x_step, dy_step;
+  __device__ float operator()(int64_t t, int64_t c) const { return to_f32(dy[t * dy_step + c]) * (to_f32(x[t * x_step + c]) * rstd[t]); }
+};
+
+template <typename T, int kWidth>
+__global__ void rms_norm_kernel(const T* __restrict__ x, int64_t x_step, const T* __restrict__ weight, float eps, T* y, int64_t y_step, float* rstd, int64_t rows,
+                                int64_t columns) {
+  for (int64_t t = blockIdx.x; t < rows; t += gridDim.x) {
+    float squares = 0;
+    for (int64_t c = threadIdx.x * kWidth; c < columns; c += kThreads * kWidth) {
+      float v[kWidth];
+      load_pack(x + t * x_step + c, v);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) squares += v[i] * v[i];
+    }
+    const float r = rsqrtf(block_sum<kThreads>(squares) / static_cast<float>(columns) + eps);
+    for (int64_t c = threadIdx.x * kWidth; c < columns; c += kThreads * kWidth) {
+      float v[kWidth], w[kWidth];
+      load_pack(x + t * x_step + c, v);
+      load_pack(weight + c, w);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) v[i] = w[i] * (v[i] * r);
+      store_pack(y + t * y_step + c, v);
+    }
+    if (rstd && threadIdx.x == 0) rstd[t] = r;
+  }
+}
+
+// dx may be the memory of dy: every element is read before it is written by the same thread.
+template <typename T, int kWidth>
+__global__ void rms_norm_backward_kernel(const T* __restrict__ x, int64_t x_step, const T* __restrict__ weight, const float* __restrict__ rstd, const T* dy,
+                                         int64_t dy_step, T* dx, int64_t dx_step, bool accumulate, int64_t rows, int64_t columns) {
+  for (int64_t t = blockIdx.x; t < rows; t += gridDim.x) {
+    const float r = rstd[t];
+    float dot = 0;
+    for (int64_t c = threadIdx.x * kWidth; c < columns; c += kThreads * kWidth) {
+      float v[kWidth], w[kWidth], d[kWidth];
+      load_pack(x + t * x_step + c, v);
+      load_pack(weight + c, w);
+      load_pack(dy + t * dy_step + c, d);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) dot += d[i] * w[i] * (v[i] * r);
+    }
+    const float mean = block_sum<kThreads>(dot) / static_cast<float>(columns);
+    for (int64_t c = threadIdx.x * kWidth; c < columns; c += kThreads * kWidth) {
+      float v[kWidth], w[kWidth], d[kWidth], old[kWidth] = {};
+      load_pack(x + t * x_step + c, v);
+      load_pack(weight + c, w);
+      load_pack(dy + t * dy_step + c, d);
+      if (accumulate) load_pack(dx + t * dx_step + c, old);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) d[i] = old[i] + r * (d[i] * w[i] - v[i] * r * mean);
+      store_pack(dx + t * dx_step + c, d);
+    }
+  }
+}
+
+}  // namespace
+
+void rms_norm_cuda(const RmsNorm& n) {
+  const int64_t rows = n.x.size(0), columns = n.x.size(1);
+  if (rows == 0) return;
+  with_float_type(n.x.dtype(), "rms_norm", [&](auto type) {
+    using T = decltype(type);
+    const auto launch = [&](auto kernel) {
+      kernel<<<grid_for(rows, 1), kThreads, 0, stream_of(n.stream)>>>(n.x.data<T>(), n.x.stride(0), n.weight.data<T>(), n.eps, n.y.data<T>(), n.y.stride(0),
+                                                                      n.rstd.defined() ? n.rstd.f32() : nullptr, rows, columns);
+    };
+    common_pack(columns, n.x, n.weight, n.y) == 8 ? launch(rms_norm_kernel<T, 8>) : launch(rms_norm_kernel<T, 1>);
+  });
+  check_launch("rms_norm");
+}
+
+void rms_norm_backward_cuda(const RmsNormBackward& n) {
+  const int64_t rows = n.x.size(0), columns = n.x.size(1);
+  if (rows == 0) return;
+  with_float_type(n.x.dtype(), "rms_norm_backward", [&](auto type) {
+    using T = decltype(type);
+    const T *x = n.x.data<T>(), *dy = n.dy.data<T>();
+    const int64_t x_step = n.x.stride(0), dy_step = n.dy.stride(0);
+    const float* rstd = n.rstd.f32();
+    if (n.dweight.defined()) {
+      Workspace workspace(n.workspace);
+      column_sums_cuda(n.dweight.f32(), workspace.take<float>(kColumnSumBlocks * columns), rows, columns, WeightTerm<T>{x, dy, rstd, x_step, dy_step}, stream_of(n.stream));
+    }
+    const auto launch = [&](auto kernel) {
+      kernel<<<grid_for(rows, 1), kThreads, 0, stream_of(n.stream)>>>(x, x_step, n.weight.data<T>(), rstd, dy, dy_step, n.dx.data<T>(), n.dx.stride(0),
+                                                                      n.accumulate_dx, rows, columns);
+    };
+    common_pack(columns, n.x, n.weight, n.dy, n.dx) == 8 ? launch(rms_norm_backward_kernel<T, 8>) : launch(rms_norm_backward_kernel<T, 1>);
+  });
+  check_launch("rms_norm_backward");
+}
+
+}  // namespace hyscale
