@@ -183,8 +183,9 @@ __device__ __forceinline__ void trade(float (&d)[32], int lane) {
 // lane bits columns 1-2, rows 0-2. Trades bring whole 128-byte lines into one instruction: smaller pieces cost up to half
 // of the rate at which L2 takes reductions.
 template <bool kFixed>
-__device__ __forceinline__ void reduce_block(const Arguments& a, float (&d)[32], const int32_t* ids, int block, int lane, float unit) {
+__device__ __forceinline__ void reduce_block(const Arguments& a, float (&d)[32], const int32_t* ids, int block, int lane) {
   if constexpr (kFixed) {
+    const float unit = __ldg(a.fixed.scale);
     trade<1, 4>(d, lane);
     trade<4, 8>(d, lane);
     const int column = block * 64 + (lane >> 2 & 1) + (lane & 3) * 2 + (lane >> 3 & 1) * 8;
@@ -209,22 +210,15 @@ __device__ __forceinline__ void reduce_block(const Arguments& a, float (&d)[32],
   }
 }
 
-// Column blocks of a warpgroup: part 0 has 0-3 and 8 (keys only), part 1 has 4-7.
-template <int kPart>
-__device__ constexpr int block_of(int i) {
-  return kPart == 0 ? (i < 4 ? i : 8) : 4 + i;
-}
-
 template <int kPart, bool kFixed>
 __device__ void consume(Shared& s, const Arguments& a, int count) {
-  constexpr int kOwn = kPart == 0 ? 5 : 4;
+  constexpr int kFirst = kPart * 4, kTail = kBlocks - 1;  // of dq: four blocks of columns and half of the last; of dkv part 0 has all of it
   const int64_t t = blockIdx.x;
   const int tiles = (count + kKeys - 1) / kKeys;
-  const float unit = kFixed ? *a.fixed.scale : 0;
   load_statistics(s, a, kPart * kGroup + thread_again());
   named_sync(kReady, kMath);
   barrier_wait(&s.q_full, 0);
-  float dq[kOwn][32] = {};
+  float dq[4][32] = {}, tail[16] = {};
   for (int tile = 0; tile < tiles; ++tile) {
     barrier_wait(&s.full, tile & 1);
     score_gradients<kPart>(s, a, count - tile * kKeys);
@@ -234,22 +228,28 @@ __device__ void consume(Shared& s, const Arguments& a, int count) {
     if (kPart == 0 && a.head_sum && thread < kKeys && tile * kKeys + thread < count)
       a.head_sum[t * a.k + tile * kKeys + thread] = s.head_sum[0][thread] + s.head_sum[1][thread];
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) pin(dq[i]);
+    for (int i = 0; i < 4; ++i) pin(dq[i]);
+    pin(tail);
     wgmma_begin();
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i)
+    for (int i = 0; i < 4; ++i)
 #pragma unroll
       for (int kk = 0; kk < kKeys / 16; ++kk)
         wgmma_n64<1, 1>(dq[i], column_descriptor(shared_address(s.dx)) + kk * 128,
-                        column_descriptor(shared_address(s.kv[block_of<kPart>(i)])) + kk * 128, 1);
+                        column_descriptor(shared_address(s.kv[kFirst + i])) + kk * 128, 1);
+#pragma unroll
+    for (int kk = 0; kk < kKeys / 16; ++kk)
+      wgmma_n32<1, 1>(tail, column_descriptor(shared_address(s.dx)) + kk * 128,
+                      column_descriptor(shared_address(s.kv[kTail]) + kPart * 64) + kk * 128, 1);
     wgmma_commit();
     wgmma_wait<0>();
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) pin(dq[i]);
+    for (int i = 0; i < 4; ++i) pin(dq[i]);
+    pin(tail);
     barrier_arrive(&s.empty);
 #pragma unroll 1
-    for (int i = 0; i < kOwn; ++i) {
-      const int block = block_of<kPart>(i);
+    for (int i = kPart; i < 5; ++i) {
+      const int block = kPart == 0 && i == 4 ? kTail : kFirst + i - kPart;
       float d[32];
       pin(d);
       wgmma_begin();
@@ -263,22 +263,24 @@ __device__ void consume(Shared& s, const Arguments& a, int count) {
       wgmma_commit();
       wgmma_wait<0>();
       pin(d);
-      reduce_block<kFixed>(a, d, s.ids[tile & 1] + thread / 32 * 16, block, lane, unit);
+      reduce_block<kFixed>(a, d, s.ids[tile & 1] + thread / 32 * 16, block, lane);
     }
     named_sync(kConsumed, kMath);  // p, dx and head_sum are free again
   }
   const int thread = thread_again(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i)
+  for (int half = 0; half < 2; ++half) {
+    const int head = row + 8 * half;
+    if (head >= a.heads) continue;
+    bf16* to = a.dq + (t * a.heads + head) * kDk + lane % 4 * 2;
+    const auto store = [&](int column, float x, float y) { *reinterpret_cast<__nv_bfloat162*>(to + column) = __floats2bfloat162_rn(x, y); };
 #pragma unroll
-    for (int j = 0; j < 8; ++j)
+    for (int i = 0; i < 16; ++i)
+      store((kFirst + i / 4) * 64 + i % 4 * 16, dq[i / 4][i % 4 * 8 + 2 * half], dq[i / 4][i % 4 * 8 + 2 * half + 1]),
+          store((kFirst + i / 4) * 64 + i % 4 * 16 + 8, dq[i / 4][i % 4 * 8 + 4 + 2 * half], dq[i / 4][i % 4 * 8 + 5 + 2 * half]);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int head = row + 8 * half;
-        if (head < a.heads)
-          *reinterpret_cast<__nv_bfloat162*>(a.dq + (t * a.heads + head) * kDk + block_of<kPart>(i) * 64 + 8 * j + lane % 4 * 2) =
-              __floats2bfloat162_rn(dq[i][4 * j + 2 * half], dq[i][4 * j + 2 * half + 1]);
-      }
+    for (int j = 0; j < 4; ++j) store(kTail * 64 + kPart * 32 + 8 * j, tail[4 * j + 2 * half], tail[4 * j + 2 * half + 1]);
+  }
 }
 
 template <bool kFixed>
@@ -301,7 +303,7 @@ __global__ void __launch_bounds__(kThreads, 1) backward(const Arguments a) {
     asm volatile("fence.mbarrier_init.release.cluster;");
   }
   __syncthreads();
-  const int group = thread / kGroup;
+  const int group = static_cast<int>(threadIdx.x) / kGroup;
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     produce<kFixed>(s, a, count, thread);
