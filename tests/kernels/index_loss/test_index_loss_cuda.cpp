@@ -54,12 +54,16 @@ void expect_as_reference(const Case& c) {
     const Results r = on_cuda(c, q, w, keys, indices, counts, head_sum, start, deterministic);
     EXPECT_NEAR(r.loss.f64()[0], loss.f64()[0], 1e-4 * (1 + std::abs(loss.f64()[0])));
     EXPECT_CLOSE(r.dq, test::doubles(dq), 4e-3);
-    if (c.weighted) EXPECT_CLOSE(r.dweights, test::doubles(dw), 1e-4);
+    if (c.weighted) {
+      EXPECT_CLOSE(r.dweights, test::doubles(dw), 1e-4);
+    }
     EXPECT_CLOSE(r.dkeys, test::doubles(dkeys), 1e-4);
     if (!deterministic) continue;
     const Results again = on_cuda(c, q, w, keys, indices, counts, head_sum, start, true);
     EXPECT_TRUE(test::same_bits(r.loss, again.loss) && test::same_bits(r.dq, again.dq) && test::same_bits(r.dkeys, again.dkeys));
-    if (c.weighted) EXPECT_TRUE(test::same_bits(r.dweights, again.dweights));
+    if (c.weighted) {
+      EXPECT_TRUE(test::same_bits(r.dweights, again.dweights));
+    }
   }
 }
 
