@@ -133,6 +133,9 @@ __global__ void choose_unit(const float* maxima, float scale, int heads, int64_t
   *unit = fixed_unit(static_cast<float>(heads) * 1.01f * (2 * scale * maxima[3] * maxima[5] * maxima[0] + maxima[2]), queries);
 }
 
+// f32 [k], in whole pieces of 16 bytes: the compiler reads such pieces ahead of the loop's bound.
+size_t shared_of_keys(int k) { return (static_cast<size_t>(k) * 4 + 15) / 16 * 16; }
+
 template <typename Kernel>
 void allow_shared(Kernel kernel, size_t bytes) {
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
@@ -159,7 +162,7 @@ void check_attention_launch(const char* kernel) {
 
 void sparse_attention_forward_plain(const SparseAttentionForward& a) {
   const Shape3 s = shape_of(a.q, a.kv, a.out, a.selection, a.scale);
-  const size_t shared = static_cast<size_t>(s.k) * 4;
+  const size_t shared = shared_of_keys(s.k);
   allow_shared(forward, shared);
   forward<<<static_cast<unsigned>(s.queries * s.heads), kThreads, shared, static_cast<cudaStream_t>(a.stream.handle)>>>(
       a.q.data<bf16>(), a.kv.data<bf16>(), a.selection.indices.i32(), a.selection.counts.i32(), a.out.data<bf16>(), a.lse.f32(), s);
@@ -170,7 +173,7 @@ void sparse_attention_backward_plain(const SparseAttentionBackward& a, FixedRowS
   Shape3 s = shape_of(a.q, a.kv, a.out, a.selection, a.scale);
   s.dkv_stride = a.dkv.stride(0);
   const auto stream = static_cast<cudaStream_t>(a.stream.handle);
-  const size_t shared = static_cast<size_t>(s.k) * 4, tile_shared = static_cast<size_t>(s.heads) * kKeyTile * 8;
+  const size_t shared = shared_of_keys(s.k), tile_shared = static_cast<size_t>(s.heads) * kKeyTile * 8;
   allow_shared(backward_queries, shared);
   backward_queries<<<static_cast<unsigned>(s.queries * s.heads), kThreads, shared, stream>>>(
       a.q.data<bf16>(), a.kv.data<bf16>(), a.selection.indices.i32(), a.selection.counts.i32(), a.out.data<bf16>(), a.lse.f32(),
