@@ -2,13 +2,13 @@
 
 #include "core/memory.h"
 #include "kernels/common/op.h"
+#include "kernels/flash_topk/flash_topk_cuda.h"
 #include "kernels/flash_topk/flash_topk_ref.h"
 
 namespace hyscale {
 
 void flash_topk_begin_cuda(FlashTopKState&, Stream);
 void flash_topk_update_cuda(FlashTopKState&, const FlashTopKUpdate&);
-size_t flash_topk_update_cuda_workspace_bytes(const FlashTopKState&, const FlashTopKUpdate&);
 void flash_topk_finish_cuda(const FlashTopKState&, const Selection& out, Stream);
 
 namespace {
@@ -53,11 +53,9 @@ void flash_topk_update(FlashTopKState& s, const FlashTopKUpdate& u) {
 }
 
 size_t flash_topk_update_workspace_bytes(const FlashTopKState& s, const FlashTopKUpdate& u) {
-#ifdef HYSCALE_HAS_CUDA
-  // A bf16 plan on the meta device measures what CUDA would take.
-  if (u.q.dtype() != DType::f32) return flash_topk_update_cuda_workspace_bytes(s, u);
-#endif
-  return flash_topk_update_ref_workspace_bytes(s, u);
+  if (u.q.dtype() == DType::f32) return flash_topk_update_ref_workspace_bytes(s, u);
+  const int64_t queries = topk::kColumns / std::max<int64_t>(1, u.q.size(1));
+  return aligned_bytes(sizeof(int32_t)) + aligned_bytes(static_cast<size_t>(topk::kMostBlocks * queries * topk::list_capacity(s.k)) * 8);
 }
 
 void flash_topk_finish(const FlashTopKState& s, const Selection& out, Stream stream) {

@@ -1,0 +1,16 @@
+// Sizes of the CUDA form that need no GPU to be known.
+#pragma once
+#include <algorithm>
+
+#include "kernels/flash_topk/flash_topk.h"
+
+namespace hyscale::topk {
+
+constexpr int kColumns = 256;     // (query, head) pairs of a block: the N of its matrix products
+constexpr int kKeyTile = 128;     // keys of a tile: two warpgroups of 64 rows
+constexpr int kMostBlocks = 132;  // persistent blocks; one per multiprocessor, none has more
+
+// Candidates that a query's list holds between selections: room for 8 tiles after the k that stay.
+inline int list_capacity(int64_t k) { return static_cast<int>(std::max<int64_t>(2048, (3 * k + kKeyTile - 1) / kKeyTile * kKeyTile)); }
+
+}  // namespace hyscale::topk
