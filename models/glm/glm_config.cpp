@@ -11,6 +11,7 @@ float rope_theta(const JsonReader& r, const std::string& path) {
   if (!r.has("rope_parameters")) return static_cast<float>(r.number("rope_theta"));
   const JsonReader rope(r.raw("rope_parameters"), path + ": rope_parameters");
   rope.only("rope_type", "default");
+  rope.only("partial_rotary_factor", 1.0);
   return static_cast<float>(rope.number("rope_theta"));
 }
 
@@ -41,7 +42,9 @@ void refuse_unsupported(const JsonReader& r) {
   r.only("scoring_func", "sigmoid");
   r.only("topk_method", "noaux_tc");
   r.only("moe_layer_freq", 1);
-  r.only("index_share_for_mtp_iteration", true);
+  r.only("moe_router_dtype", "float32");
+  for (const char* key : {"rope_scaling", "quantization_config"})
+    if (r.has(key)) r.fail(key, r.raw(key), "null: neither scaled rope nor quantized weights are supported");
   if (r.has("index_topk_pattern")) r.fail("index_topk_pattern", r.raw("index_topk_pattern"), "no pattern: use indexer_types");
   if (r.number_or("attention_dropout", 0) != 0) r.fail("attention_dropout", r.raw("attention_dropout"), "0: dropout is not supported");
 }
@@ -94,6 +97,7 @@ GlmConfig parse_glm_config(const nlohmann::json& json, const std::string& path) 
   c.num_layers = r.integer("num_hidden_layers", 1, 10000);
   c.intermediate_size = r.integer("intermediate_size", 1);
   c.mtp_layers = r.integer_or("num_nextn_predict_layers", 0, 0);
+  c.mtp_shares_selection = r.boolean_or("index_share_for_mtp_iteration", false);
   c.norm_eps = static_cast<float>(r.number("rms_norm_eps"));
   c.initializer_range = static_cast<float>(r.number_or("initializer_range", 0.02));
   c.attention = attention_config(r, path);
@@ -104,7 +108,7 @@ GlmConfig parse_glm_config(const nlohmann::json& json, const std::string& path) 
   c.moe = moe_config(r);
   const int64_t first_moe = r.integer_or("first_k_dense_replace", 0, 0);
   c.dense_layer = layer_flags(r, "mlp_layer_types", "dense", "sparse", c.num_layers, [&](int64_t i) { return i < first_moe; });
-  const int64_t frequency = r.integer_or("index_topk_freq", 1, 1), offset = r.integer_or("index_skip_topk_offset", 0, 0);
+  const int64_t frequency = r.integer_or("index_topk_freq", 1, 1), offset = r.integer_or("index_skip_topk_offset", 2, 0);
   c.selecting_layer = layer_flags(r, "indexer_types", "full", "shared", c.num_layers,
                                   [&](int64_t i) { return std::max<int64_t>(i - offset + 1, 0) % frequency == 0; });
   if (!c.selecting_layer[0]) r.fail("indexer_types[0]", "shared", "\"full\": the first layer has no earlier selection to share");

@@ -12,6 +12,7 @@ namespace hyscale {
 struct GlmConfig {
   int64_t vocab_size = 0, num_layers = 0, intermediate_size = 0;
   int64_t mtp_layers = 0;  // num_nextn_predict_layers
+  bool mtp_shares_selection = false;  // index_share_for_mtp_iteration: later depths read the first depth's selection
   float norm_eps = 1e-5f;
   float initializer_range = 0.02f;
   MlaConfig attention;

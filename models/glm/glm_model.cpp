@@ -13,6 +13,9 @@ GlmModel::GlmModel(const nlohmann::json& hf_config, const std::string& path, con
   config_.attention.latent_eps = options.latent_norm_eps;
   if (options.mtp && config_.mtp_layers != 1)
     throw UserError(concat(path, ": \"num_nextn_predict_layers\" is ", config_.mtp_layers, "; training MTP needs 1"));
+  if (options.mtp && options.mtp_depths > 1 && config_.mtp_shares_selection)
+    throw UserError(concat(path, ": \"index_share_for_mtp_iteration\" is true with ", options.mtp_depths,
+                           " MTP depths; every depth selects for itself here: train 1 depth, or set the key to false"));
   const int64_t hidden = config_.attention.hidden_size;
   embedding_ = &store_.add({.name = "model.embed_tokens.weight", .shape = {config_.vocab_size, hidden}});
   for (int64_t i = 0; i < config_.num_layers; ++i) {
