@@ -25,7 +25,7 @@ void check_update(const FlashTopKState& s, const FlashTopKUpdate& u) {
   check_state(s);
   const int64_t queries = s.counts.size(0);
   HYSCALE_CHECK(u.q.rank() == 3 && u.q.size(0) == queries && u.q.is_contiguous(), "q is ", to_string(u.q), " for ", queries, " queries");
-  HYSCALE_CHECK(u.keys.rank() == 2 && u.keys.size(1) == u.q.size(2) && u.keys.dtype() == u.q.dtype(), "keys are ", to_string(u.keys), ", q ",
+  HYSCALE_CHECK(u.keys.rank() == 2 && u.keys.size(1) == u.q.size(2) && u.keys.stride(1) == 1 && u.keys.dtype() == u.q.dtype(), "keys are ", to_string(u.keys), ", q ",
                 to_string(u.q));
   if (u.weights.defined()) check_tensor(u.weights, "weights", DType::f32, {queries, u.q.size(1)});
   check_tensor(u.begin, "begin", DType::i32, {queries});
@@ -54,8 +54,7 @@ void flash_topk_update(FlashTopKState& s, const FlashTopKUpdate& u) {
 
 size_t flash_topk_update_workspace_bytes(const FlashTopKState& s, const FlashTopKUpdate& u) {
   if (u.q.dtype() == DType::f32) return flash_topk_update_ref_workspace_bytes(s, u);
-  const int64_t queries = topk::kColumns / std::max<int64_t>(1, u.q.size(1));
-  return aligned_bytes(sizeof(int32_t)) + aligned_bytes(static_cast<size_t>(topk::kMostBlocks * queries * topk::list_capacity(s.k)) * 8);
+  return aligned_bytes(sizeof(int32_t)) + aligned_bytes(static_cast<size_t>(topk::num_lists(u) * topk::list_capacity(s.k)) * 8);
 }
 
 void flash_topk_finish(const FlashTopKState& s, const Selection& out, Stream stream) {

@@ -19,6 +19,9 @@
 #include "kernels/sparse_attention/hopper.cuh"
 
 namespace hyscale {
+
+void flash_topk_update_plain_cuda(FlashTopKState&, const FlashTopKUpdate&, void* lists);
+
 namespace {
 
 using namespace hopper;
@@ -444,14 +447,13 @@ void launch_weighted(const FlashTopKUpdate& u, const Problem& p) {
 
 void launch_shape(const FlashTopKUpdate& u, const Problem& p) {
   const int64_t heads = u.q.size(1), dims = u.q.size(2);
-  HYSCALE_CHECK(heads != 4 || !u.weights.defined(), "4 heads come without weights on CUDA");
   if (dims == 128 && heads == 32) return launch_weighted<32, 128>(u, p);
   if (dims == 128 && heads == 64) return launch_weighted<64, 128>(u, p);
   if (dims == 128 && heads == 4) return launch_weighted<4, 128>(u, p);
   if (dims == 64 && heads == 32) return launch_weighted<32, 64>(u, p);
   if (dims == 64 && heads == 64) return launch_weighted<64, 64>(u, p);
   if (dims == 64 && heads == 4) return launch_weighted<4, 64>(u, p);
-  throw InternalError(concat("flash_topk on CUDA has no form for ", heads, " heads of ", dims, "; heads 4, 32 or 64 of 64 or 128"));
+  throw InternalError(concat("flash_topk has no tensor-core form for ", heads, " heads of ", dims));
 }
 
 }  // namespace
@@ -481,7 +483,10 @@ void flash_topk_update_cuda(FlashTopKState& s, const FlashTopKUpdate& u) {
   p.state_counts = s.counts.i32();
   p.nan_query = s.nan_query.i32();
   p.next_task = workspace.take<int32_t>(1);
-  p.lists = workspace.take<Candidate>(static_cast<int64_t>(topk::kMostBlocks) * (kColumns / u.q.size(1)) * p.capacity);
+  p.lists = workspace.take<Candidate>(topk::num_lists(u) * p.capacity);
+  if (!topk::has_tensor_core_form(u)) return flash_topk_update_plain_cuda(s, u, p.lists);
+  HYSCALE_CHECK(u.keys.stride(0) % 8 == 0 && reinterpret_cast<uintptr_t>(u.keys.raw()) % 16 == 0, "keys ", to_string(u.keys), " with rows of ", u.keys.stride(0),
+                " elements: rows start at multiples of 16 bytes");
   check_cuda(cudaMemsetAsync(p.next_task, 0, sizeof(int32_t), stream_of(u.stream)), "flash_topk");
   launch_shape(u, p);
 }

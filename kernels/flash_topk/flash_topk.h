@@ -27,9 +27,9 @@ struct FlashTopKState {
 };
 
 struct FlashTopKUpdate {
-  Tensor q;        // [T, H, D]  f32 (CPU) / bf16 or f8e4m3 (CUDA)
+  Tensor q;        // [T, H, D]  f32 (CPU) / bf16 (CUDA)
   Tensor weights;  // f32 [T, H], or absent: all ones
-  Tensor keys;     // [n, D], same dtype as q; rows may be strided
+  Tensor keys;     // [n, D], same dtype as q; rows may be strided (CUDA: by multiples of 8)
   int64_t first_key = 0;  // index of keys[0] in key index space
   Tensor begin;    // i32 [T]: first visible key index of each query
   Tensor end;      // i32 [T]: one past the last visible key index
@@ -37,7 +37,8 @@ struct FlashTopKUpdate {
   Stream stream;
 };
 
-// k in [1, 4096] on CUDA (H in {4, 32, 64}, D in {64, 128}); no limits on the CPU. T == 0 and n == 0 are allowed.
+// CUDA: k in [1, 4096], bf16; tensor cores for 32 and 64 heads, and 4 without weights, of 64 or 128 dimensions; other shapes
+// take a plain form. The CPU has no limits. T == 0 and n == 0 are allowed.
 void flash_topk_begin(FlashTopKState&, Stream);
 void flash_topk_update(FlashTopKState&, const FlashTopKUpdate&);
 size_t flash_topk_update_workspace_bytes(const FlashTopKState&, const FlashTopKUpdate&);
