@@ -2,7 +2,8 @@
 
 namespace hyscale {
 
-SelectionStore::SelectionStore(Device device, int num_slots) : arena_(device, "selections"), slots_(static_cast<size_t>(num_slots)) {}
+SelectionStore::SelectionStore(Device device, int num_slots, size_t reserve_bytes)
+    : arena_(device, "selections", reserve_bytes), slots_(static_cast<size_t>(num_slots)) {}
 
 void SelectionStore::begin() {
   arena_.reset();

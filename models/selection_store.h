@@ -11,7 +11,7 @@ namespace hyscale {
 
 class SelectionStore {
  public:
-  SelectionStore(Device, int num_slots);
+  SelectionStore(Device, int num_slots, size_t reserve_bytes = 0);
 
   // Starts a micro-batch: the slots are empty again, counters go on.
   void begin();

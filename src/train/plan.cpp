@@ -54,10 +54,7 @@ Plan make_plan(const Config& c) {
   totals.add(sequence, model->mtp_depths());
   step.begin(totals);
   step.micro_batch(sequence);
-  p.saved = step.memory().saved;
-  p.workspace = step.memory().scratch;
-  p.selections = step.memory().selections;
-  p.inputs = step.memory().inputs;
+  p.step = step.memory();
   p.forward = model->forward_flops(c.data.sequence_tokens);
   p.train_flops_per_token = train_flops(p.forward, c);
   p.limit = c.plan.memory_bytes > 0 ? static_cast<size_t>(c.plan.memory_bytes) : cuda ? cuda_memory_bytes() : host_memory();
@@ -68,8 +65,8 @@ std::string plan_text(const Plan& p, const Config& c) {
   std::string t = fmt::format("Plan for one rank on {}, {} tokens per sequence\n", p.device, grouped(c.data.sequence_tokens));
   t += fmt::format("  parameters          {:>20} in {} tensors of a Hugging Face checkpoint\n", grouped(p.total_elements), grouped(p.hf_tensors));
   t += fmt::format("  active per token    {:>20} without the input embedding\n", grouped(p.active_elements));
-  for (const auto& [name, bytes] : {std::pair{"weights", p.weights}, {"gradients", p.gradients}, {"optimizer", p.optimizer}, {"saved activations", p.saved},
-                                    {"selections", p.selections}, {"workspace", p.workspace}, {"token ids", p.inputs}, {"total", p.total_bytes()}})
+  for (const auto& [name, bytes] : {std::pair{"weights", p.weights}, {"gradients", p.gradients}, {"optimizer", p.optimizer}, {"saved activations", p.step.saved},
+                                    {"selections", p.step.selections}, {"workspace", p.step.scratch}, {"token ids", p.step.inputs}, {"total", p.total_bytes()}})
     t += fmt::format("  {:<20}{}\n", name, gib(bytes));
   if (p.limit > 0) t += fmt::format("  {:<20}{}   {}\n", "available", gib(p.limit), p.fits() ? "fits" : "DOES NOT FIT");
   t += fmt::format("  forward FLOPs per token: products {:.3e}, attention over selected keys {:.3e}, selector {:.3e}\n", p.forward.linear, p.forward.attention,

@@ -5,14 +5,16 @@
 
 #include "config/config.h"
 #include "models/model.h"
+#include "train/step.h"
 
 namespace hyscale {
 
 struct Plan {
   std::string device;  // what the plan is for: "cpu" or "cuda"
   int64_t total_elements = 0, hf_tensors = 0, active_elements = 0;
-  size_t weights = 0, gradients = 0, optimizer = 0, saved = 0, workspace = 0, selections = 0, inputs = 0;
-  size_t total_bytes() const { return weights + gradients + optimizer + saved + workspace + selections + inputs; }
+  size_t weights = 0, gradients = 0, optimizer = 0;
+  StepMemory step;
+  size_t total_bytes() const { return weights + gradients + optimizer + step.saved + step.scratch + step.selections + step.inputs; }
   ForwardFlops forward;  // per token
   double train_flops_per_token = 0;
   size_t limit = 0;      // bytes of one rank; 0: unknown

@@ -20,10 +20,10 @@ void StepTotals::add(const HostSequence& s, int mtp_depths) {
 Step::Step(Model& model, const StepOptions& options)
     : model_(model),
       options_(options),
-      saved_(options.device, "saved activations"),
-      scratch_(options.device, "workspace"),
-      inputs_(options.device, "token ids"),
-      selections_(options.device, model.num_selecting_layers()),
+      saved_(options.device, "saved activations", options.reserve.saved),
+      scratch_(options.device, "workspace", options.reserve.scratch),
+      inputs_(options.device, "token ids", options.reserve.inputs),
+      selections_(options.device, model.num_selecting_layers(), options.reserve.selections),
       sums_memory_(options.device, static_cast<size_t>(kIndex + model.num_selecting_layers()) * sizeof(double), "loss sums"),
       sums_(sums_memory_.data(), DType::f64, options.device, {kIndex + model.num_selecting_layers()}) {}
 

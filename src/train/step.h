@@ -8,6 +8,11 @@
 
 namespace hyscale {
 
+// Most bytes that each part of the working memory has in use at once; reserved whole, so that memory is what the plan says.
+struct StepMemory {
+  size_t saved = 0, scratch = 0, selections = 0, inputs = 0;
+};
+
 struct StepOptions {
   Device device;
   DType activation = DType::f32;
@@ -16,6 +21,7 @@ struct StepOptions {
   bool replay = true;
   bool deterministic = false;
   double index_coefficient = 0, balance_coefficient = 0, mtp_coefficient = 0;
+  StepMemory reserve;  // from a plan; zeroes: memory grows by need
 };
 
 // What the averaged losses of a step are divided by: all micro-batches, all ranks.
@@ -52,10 +58,7 @@ class Step {
   Tensor sums() const { return sums_; }
   SelectionStore& selections() { return selections_; }
   Stream stream() const { return {}; }
-  struct Memory {
-    size_t saved = 0, scratch = 0, selections = 0, inputs = 0;  // most bytes in use at once
-  };
-  Memory memory() const { return {saved_.peak_bytes(), scratch_.peak_bytes(), selections_.peak_bytes(), inputs_.peak_bytes()}; }
+  StepMemory memory() const { return {saved_.peak_bytes(), scratch_.peak_bytes(), selections_.peak_bytes(), inputs_.peak_bytes()}; }
 
  private:
   Context context(const PackedSequence&, LossSums&);

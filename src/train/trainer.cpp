@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "checkpoint/checkpoint.h"
+#include "train/plan.h"
 #include "train/signals.h"
 #include "train/weights.h"
 
@@ -48,6 +49,10 @@ Trainer::Trainer(const Config& config, const std::string& resume)
     throw UserError(concat(directory, ": already holds ", list_checkpoints(directory).back().second, "; continue it with --resume latest, or set checkpoint.directory to a new folder"));
   if (config_.model.stage == "warmup" && !device_.is_cuda() && checkpoint_dtype(config_, device_) == "bfloat16")
     throw UserError("checkpoint.dtype: bfloat16 would round the frozen weights of model.stage warmup; expected auto or float32");
+  const Plan plan = make_plan(config_);
+  if (!plan.fits())
+    throw UserError(concat("the run needs ", plan.total_bytes() >> 20, " MiB on ", to_string(device_), ", available are ", plan.limit >> 20,
+                           " MiB; --plan shows by class what takes them"));
   loader_ = std::make_unique<Loader>(loader_options(config_, config_.data.train, *model_, config_.data.shuffle));
   load_validation();
   ParameterStore& store = model_->parameters();
@@ -63,7 +68,9 @@ Trainer::Trainer(const Config& config, const std::string& resume)
   } else {
     store.initialize(static_cast<uint64_t>(config_.train.seed), model_->hf_config().value("initializer_range", 0.02f));
   }
-  step_ = std::make_unique<Step>(*model_, step_options(config_, device_, compute_dtype(device_)));
+  StepOptions options = step_options(config_, device_, compute_dtype(device_));
+  options.reserve = plan.step;
+  step_ = std::make_unique<Step>(*model_, options);
   optimizer_ = std::make_unique<Optimizer>(store, optimizer_options(config_), device_);
   if (!checkpoint.empty()) restore(checkpoint);
   first_step_ = step_number_;
