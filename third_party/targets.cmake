@@ -26,6 +26,7 @@ function(hyscale_library name)
   endif()
 endfunction()
 
+# Tests run side by side, so idle OpenMP threads sleep instead of spinning on cores that others need.
 # hyscale_test(NAME SOURCES ... DEPENDS ... [LABELS ...] [TIMEOUT s]): a GoogleTest program with one CTest entry per case.
 # Tests run in the repository root. Suites with "Cuda" in their name carry the label gpu and skip without a device.
 function(hyscale_test name)
@@ -39,8 +40,8 @@ function(hyscale_test name)
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ${arg_DEPENDS} hyscale_test_support GTest::gtest GTest::gtest_main)
   set(common WORKING_DIRECTORY ${CMAKE_SOURCE_DIR} DISCOVERY_MODE PRE_TEST)
-  gtest_discover_tests(${name} ${common} TEST_FILTER "-*Cuda*" PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
+  gtest_discover_tests(${name} ${common} TEST_FILTER "-*Cuda*" PROPERTIES TIMEOUT ${arg_TIMEOUT} ENVIRONMENT OMP_WAIT_POLICY=passive LABELS "${arg_LABELS}")
   if(HYSCALE_HAS_CUDA)
-    gtest_discover_tests(${name} ${common} TEST_FILTER "*Cuda*" PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "gpu;${arg_LABELS}")
+    gtest_discover_tests(${name} ${common} TEST_FILTER "*Cuda*" PROPERTIES TIMEOUT ${arg_TIMEOUT} ENVIRONMENT OMP_WAIT_POLICY=passive LABELS "gpu;${arg_LABELS}")
   endif()
 endfunction()
