@@ -32,6 +32,7 @@ class Model {
   // Elements that take part in one token's forward, without the input embedding (and without MTP).
   virtual int64_t num_active_elements() const = 0;
   virtual ForwardFlops forward_flops(int64_t document_tokens) const = 0;
+  virtual float initializer_range() const = 0;  // standard deviation of random starting weights
   // config.json of this model, as read, for checkpoints.
   virtual const nlohmann::json& hf_config() const = 0;
 

@@ -20,6 +20,7 @@ class GlmModel : public Model {
   int mtp_depths() const override { return mtp_ ? mtp_->depths() : 0; }
   int64_t num_active_elements() const override;
   ForwardFlops forward_flops(int64_t document_tokens) const override;
+  float initializer_range() const override { return config_.initializer_range; }
   const nlohmann::json& hf_config() const override { return hf_config_; }
 
   void train_step(Context&, Recompute) override;

@@ -66,7 +66,7 @@ Trainer::Trainer(const Config& config, const std::string& resume)
     const int64_t skipped = load_weights(store, HfFolderReader(config_.model.weights), mtp_layer);
     if (skipped > 0) spdlog::warn("{} tensors of the MTP layer in {} are not used: model.mtp is false", skipped, config_.model.weights);
   } else {
-    store.initialize(static_cast<uint64_t>(config_.train.seed), model_->hf_config().value("initializer_range", 0.02f));
+    store.initialize(static_cast<uint64_t>(config_.train.seed), model_->initializer_range());
   }
   StepOptions options = step_options(config_, device_, compute_dtype(device_));
   options.reserve = plan.step;

@@ -131,6 +131,24 @@ TEST(GlmModel, GarbageInWorkingMemoryChangesNoBit) {
   EXPECT_TRUE(gradients(*dirty) == gradients(*clean));
 }
 
+TEST(GlmModel, ASharedLayerReadsTheNearestEarlierSelection) {
+  nlohmann::json c = tiny_config();
+  const auto full = make(c);
+  c["indexer_types"] = {"full", "full", "shared"};
+  const auto shared = make(c);
+  const HostSequence s = sequence({64});
+  Step a(*shared, options()), b(*full, options());
+  const std::vector<float> expected = a.logits(s);
+  Arena kept(Device{}, "selection");
+  const Selection& second = a.selections().get(1);
+  const Selection copied{kept.allocate(DType::i32, second.indices.shape()), kept.allocate(DType::i32, second.counts.shape())};
+  copy(copied.indices, second.indices, {});
+  copy(copied.counts, second.counts, {});
+  EXPECT_FALSE(b.logits(s) == expected);  // the third layer's own choice is another
+  b.selections().fix(2, copied);
+  EXPECT_TRUE(b.logits(s) == expected);
+}
+
 TEST(GlmModel, AnEmptyDocumentChangesNothing) {
   const auto with = make(tiny_config()), without = make(tiny_config());
   const TrainResult a = train(*with, options(), {sequence({0, 21, 0, 8, 0})}), b = train(*without, options(), {sequence({21, 8})});
