@@ -2,29 +2,52 @@
 
 namespace hyscale {
 
-SelectionStore::SelectionStore(Device device, int num_slots, size_t reserve_bytes)
-    : arena_(device, "selections", reserve_bytes), slots_(static_cast<size_t>(num_slots)) {}
+SelectionStore::SelectionStore(Device device, int num_slots, SelectionStorage storage, size_t reserve_bytes)
+    : storage_(storage), arena_(device, "selections", reserve_bytes), slots_(static_cast<size_t>(num_slots)) {}
 
 void SelectionStore::begin() {
   arena_.reset();
+  working_ = {};
+  open_slot_ = -1;
   for (Slot& s : slots_)
     if (!s.fixed) s = {};
 }
 
-Selection& SelectionStore::allocate(int slot, int64_t num_queries, int64_t k, Stream stream) {
+Selection& SelectionStore::open(int slot, int64_t num_queries, int64_t k, Stream stream) {
   Slot& s = slots_.at(static_cast<size_t>(slot));
-  if (!s.selection.indices.defined()) {
-    s.selection = {arena_.allocate(DType::i32, {num_queries, k}), arena_.allocate(DType::i32, {num_queries})};
+  HYSCALE_CHECK(!s.fixed, "slot ", slot, " holds a given selection");
+  if (!s.nan_query.defined()) {
     s.nan_query = arena_.allocate_zeroed(DType::i32, {1}, stream);
     s.num_queries = num_queries;
+    s.k = k;
   }
-  return s.selection;
+  Selection& target = storage_ == SelectionStorage::packed ? working_ : s.selection;
+  if (!target.indices.defined()) target = {arena_.allocate(DType::i32, {num_queries, k}), arena_.allocate(DType::i32, {num_queries})};
+  check_shape(target.indices, "selections of one micro-batch", {num_queries, k});
+  open_slot_ = slot;
+  return target;
 }
 
-const Selection& SelectionStore::get(int slot) const {
-  const Slot& s = slots_.at(static_cast<size_t>(slot));
-  HYSCALE_CHECK(s.selection.indices.defined(), "slot ", slot, " holds no selection of this micro-batch");
-  return s.selection;
+void SelectionStore::close(int slot, int64_t num_keys, Stream stream) {
+  Slot& s = slots_.at(static_cast<size_t>(slot));
+  HYSCALE_CHECK(open_slot_ == slot, "slot ", slot, " is not the open one, ", open_slot_);
+  if (storage_ == SelectionStorage::packed) {
+    if (!s.packed.low.defined()) s.packed = {arena_.allocate(DType::u16, {s.num_queries, s.k}), arena_.allocate(DType::u16, {s.num_queries, packed_blocks(num_keys)})};
+    pack_selection(working_, s.packed, stream);
+  }
+  s.closed = true;
+}
+
+const Selection& SelectionStore::get(int slot, Stream stream) {
+  Slot& s = slots_.at(static_cast<size_t>(slot));
+  if (s.fixed) return s.selection;
+  HYSCALE_CHECK(s.closed, "slot ", slot, " holds no selection of this micro-batch");
+  if (storage_ == SelectionStorage::int32) return s.selection;
+  if (open_slot_ != slot) {
+    unpack_selection(s.packed, working_, stream);
+    open_slot_ = slot;
+  }
+  return working_;
 }
 
 void SelectionStore::fix(int slot, const Selection& selection) {

@@ -4,6 +4,7 @@
 #
 #   scripts/quickstart.sh [FOLDER_OF_TEXT]     default: this repository's own sources and docs
 set -euo pipefail
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # threads that wait sleep: other programs may share the cores
 cd "$(dirname "$0")/.."
 
 text=("$@")

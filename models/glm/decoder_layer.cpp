@@ -49,7 +49,7 @@ void DecoderLayer::forward(Context& ctx, Pass pass, int slot, const Tensor& x, c
   attention_input(ctx, x, s);
   attention_.project(ctx, s.u, inv_freq, s.attention);
   if (indexer_) indexer_->forward(ctx, pass, slot, s.u, s.attention.c_q, inv_freq, s.indexer);
-  attention_.attend(ctx, ctx.selections->get(slot), y, s.attention);
+  attention_.attend(ctx, ctx.selections->get(slot, ctx.stream), y, s.attention);
   feed_forward(ctx, pass, y, y, s);
 }
 
@@ -71,7 +71,7 @@ void DecoderLayer::backward(Context& ctx, int slot, const Tensor& dy, const Tens
 
   const bool teach = indexer_ && ctx.scales.index > 0;
   const Tensor head_sum = teach ? ctx.scratch->allocate(DType::f32, {dy.size(0), k_}) : Tensor();
-  attention_.backward(ctx, dy, ctx.selections->get(slot), inv_freq, head_sum, d, s.attention);
+  attention_.backward(ctx, dy, ctx.selections->get(slot, ctx.stream), inv_freq, head_sum, d, s.attention);
   if (teach) indexer_->backward(ctx, slot, head_sum, inv_freq, s.indexer);
   norm_backward(ctx, input_norm_, s.x, s.rstd1, d, dy);
 }

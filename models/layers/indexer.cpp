@@ -54,7 +54,7 @@ void Indexer::project(Context& ctx, const Tensor& u, const Tensor& c_q, const Te
 void Indexer::select(Context& ctx, int slot, const Saved& s) {
   const ArenaScope scope(*ctx.scratch);
   const int64_t tokens = s.q.size(0), k = config_.k;
-  Selection& selection = ctx.selections->allocate(slot, tokens, k, ctx.stream);
+  Selection& selection = ctx.selections->open(slot, tokens, k, ctx.stream);
   FlashTopKState state{k, ctx.scratch->allocate(DType::f32, {tokens, k}), ctx.scratch->allocate(DType::i32, {tokens, k}),
                        ctx.scratch->allocate(DType::i32, {tokens}), ctx.selections->nan_query(slot)};
   flash_topk_begin(state, ctx.stream);
@@ -62,6 +62,7 @@ void Indexer::select(Context& ctx, int slot, const Saved& s) {
   update.workspace = workspace(ctx, flash_topk_update_workspace_bytes(state, update));
   flash_topk_update(state, update);
   flash_topk_finish(state, selection, ctx.stream);
+  ctx.selections->close(slot, s.k.size(0), ctx.stream);
   ctx.selections->count_selector_call();
 }
 
@@ -93,7 +94,7 @@ void Indexer::backward(Context& ctx, int slot, const Tensor& head_sum, const Ten
   const Tensor dk = ctx.scratch->allocate_zeroed(DType::f32, s.k.shape(), ctx.stream);
   {
     const ArenaScope inner(*ctx.scratch);
-    IndexLoss l{s.q, s.weights, s.k, ctx.selections->get(slot), head_sum, static_cast<float>(ctx.scales.index), ctx.sums->index.slice(0, slot, slot + 1),
+    IndexLoss l{s.q, s.weights, s.k, ctx.selections->get(slot, ctx.stream), head_sum, static_cast<float>(ctx.scales.index), ctx.sums->index.slice(0, slot, slot + 1),
                 dq, dweights, dk, ctx.deterministic, {}, ctx.stream};
     l.workspace = workspace(ctx, index_loss_workspace_bytes(l));
     index_loss(l);

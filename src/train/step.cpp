@@ -23,7 +23,7 @@ Step::Step(Model& model, const StepOptions& options)
       saved_(options.device, "saved activations", options.reserve.saved),
       scratch_(options.device, "workspace", options.reserve.scratch),
       inputs_(options.device, "token ids", options.reserve.inputs),
-      selections_(options.device, model.num_selecting_layers(), options.reserve.selections),
+      selections_(options.device, model.num_selecting_layers(), options.storage, options.reserve.selections),
       sums_memory_(options.device, static_cast<size_t>(kIndex + model.num_selecting_layers()) * sizeof(double), "loss sums"),
       sums_(sums_memory_.data(), DType::f64, options.device, {kIndex + model.num_selecting_layers()}) {}
 

@@ -20,6 +20,7 @@ struct StepOptions {
   Recompute recompute = Recompute::none;
   bool replay = true;
   bool deterministic = false;
+  SelectionStorage storage = SelectionStorage::int32;
   double index_coefficient = 0, balance_coefficient = 0, mtp_coefficient = 0;
   StepMemory reserve;  // from a plan; zeroes: memory grows by need
 };

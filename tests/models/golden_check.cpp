@@ -92,13 +92,13 @@ struct Mismatch {
   double overlap = 1;  // share of the golden's keys that were selected, over all layers
 };
 
-Mismatch compare_selections(const Case& c, const SelectionStore& store) {
+Mismatch compare_selections(const Case& c, SelectionStore& store) {
   Mismatch m;
   int64_t shared = 0, all = 0;
   for (size_t slot = 0; slot < c.golden_layers.size(); ++slot) {
     int64_t k = 0;
     const std::vector<int32_t> expected = golden_selection(c, slot, k);
-    const Tensor& indices = store.get(static_cast<int>(slot)).indices;
+    const Tensor& indices = store.get(static_cast<int>(slot), {}).indices;
     std::vector<int32_t> found(static_cast<size_t>(indices.elements()));
     copy_bytes(found.data(), Device{}, indices.raw(), indices.device(), indices.bytes(), {});
     synchronize(indices.device(), {});

@@ -108,7 +108,7 @@ TEST(GlmModel, GarbageInWorkingMemoryChangesNoBit) {
   }
   const int slots = dirty->num_selecting_layers();
   SelectionStore selections(Device{}, slots);
-  fill_bytes(selections.allocate(0, 4096, 64, {}).indices, 0xFF, {});
+  fill_bytes(selections.open(0, 4096, 64, {}).indices, 0xFF, {});
   selections.begin();
   LossSums sums{inputs.allocate_zeroed(DType::f64, {1}, {}), inputs.allocate_zeroed(DType::f64, {slots}, {}), inputs.allocate_zeroed(DType::f64, {1}, {}),
                 inputs.allocate_zeroed(DType::f64, {1}, {})};
@@ -140,7 +140,7 @@ TEST(GlmModel, ASharedLayerReadsTheNearestEarlierSelection) {
   Step a(*shared, options()), b(*full, options());
   const std::vector<float> expected = a.logits(s);
   Arena kept(Device{}, "selection");
-  const Selection& second = a.selections().get(1);
+  const Selection& second = a.selections().get(1, {});
   const Selection copied{kept.allocate(DType::i32, second.indices.shape()), kept.allocate(DType::i32, second.counts.shape())};
   copy(copied.indices, second.indices, {});
   copy(copied.counts, second.counts, {});
@@ -180,6 +180,30 @@ TEST(GlmModel, ExpertLoadsAreCountedOncePerForwardAndMoveTheRouterBias) {
   model->after_step(false, {});
   EXPECT_EQ(test::doubles(model->parameters().find("model.layers.1.mlp.gate.e_score_correction_bias")->value), before);
   for (int64_t i = 0; i < counts.elements(); ++i) EXPECT_EQ(counts.data<int64_t>()[i], 0);
+}
+
+TEST(GlmModel, PackedSelectionsChangeNoBitAndTakeLess) {
+  StepOptions packed = options(Recompute::layer);
+  packed.storage = SelectionStorage::packed;
+  expect_same_run(tiny_config(), options(Recompute::layer), packed);
+  expect_same_run(shared_config(), options(Recompute::layer), packed);
+  expect_same_run(tiny_config(), options(Recompute::none), packed);
+  nlohmann::json c = tiny_config();
+  c["index_topk"] = 64;
+  const auto bytes = [&](SelectionStorage storage) {
+    const auto model = make(c);
+    StepOptions o = options(Recompute::layer);
+    o.storage = storage;
+    Step step(*model, o);
+    StepTotals totals;
+    const HostSequence s = sequence({512});
+    totals.add(s, 0);
+    step.begin(totals);
+    step.micro_batch(s);
+    return static_cast<double>(step.selections().peak_bytes());
+  };
+  // Three packed slots and one working selection against three of int32: (3 / 2 + 1) / 3.
+  EXPECT_NEAR(bytes(SelectionStorage::packed) / bytes(SelectionStorage::int32), 2.5 / 3, 0.03);
 }
 
 TEST(GlmModel, MicroBatchesWeighEveryLabelOnce) {
