@@ -7,6 +7,7 @@
 //   CUDA: bf16 storage with f32 accumulation, unless the header says otherwise.
 #pragma once
 #include "core/error.h"
+#include "core/range.h"
 #include "core/tensor.h"
 
 namespace hyscale {
@@ -29,9 +30,10 @@ class Workspace {
   size_t left_;
 };
 
-// The one switch of an op. `cuda_call` is compiled in builds with CUDA only; on `meta` checks have been made and nothing is done.
+// The one switch of an op, inside a range of its name. `cuda_call` is compiled in builds with CUDA only; on `meta` checks have been made and nothing is done.
 #ifdef HYSCALE_HAS_CUDA
 #define HYSCALE_DISPATCH(op, device, cpu_call, cuda_call) \
+  const Range hyscale_range(op);                          \
   switch ((device).type) {                                \
     case DeviceType::cpu: cpu_call; return;               \
     case DeviceType::cuda: cuda_call; return;             \

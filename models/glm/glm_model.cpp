@@ -1,5 +1,6 @@
 #include "models/glm/glm_model.h"
 
+#include "core/range.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/lm_head_loss/lm_head_loss.h"
 #include "kernels/rms_norm/rms_norm.h"
@@ -71,6 +72,7 @@ void GlmModel::train_step(Context& ctx, Recompute recompute) {
     uses[i].x = x;
     const Tensor y = ctx.saved->allocate(ctx.activation, x.shape());
     const Arena::Mark before_layer = ctx.saved->mark();
+    const Range range(concat("forward layer ", i).c_str());
     layers_[i].forward(ctx, Pass::forward, slots_[i], x, y, inv_freq_, uses[i].saved);
     if (recompute == Recompute::layer) ctx.saved->rewind(before_layer);
     x = y;
@@ -94,6 +96,7 @@ void GlmModel::train_step(Context& ctx, Recompute recompute) {
   }
   for (size_t i = layers_.size(); i-- > 0;) {
     const ArenaScope recomputed(*ctx.saved);
+    const Range range(concat("backward layer ", i).c_str());
     if (recompute == Recompute::layer) {
       // The layer's output is known; what is wanted is what its backward reads.
       const Tensor y = ctx.saved->allocate(ctx.activation, x.shape());

@@ -62,7 +62,6 @@ void Step::micro_batch(const HostSequence& host) {
   Context ctx = context(sequence, sums);
   selections_.begin();
   model_.train_step(ctx, options_.recompute);
-  synchronize(options_.device, stream());  // the host's token ids are free again
 }
 
 StepLosses Step::losses() { return read(totals_); }

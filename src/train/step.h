@@ -46,6 +46,7 @@ class Step {
 
   // Zeroes gradients and sums.
   void begin(const StepTotals&);
+  // Does not wait: the sequence stays until losses() returns.
   void micro_batch(const HostSequence&);
   // Synchronises. Throws nothing for non-finite values: the caller judges.
   StepLosses losses();
