@@ -49,6 +49,7 @@ struct LossSums {
 
 // Selections of one micro-batch, one per selecting layer: written in forward, read in recompute and by shared layers.
 class SelectionStore;
+struct RoutingStore;
 
 struct Context {
   Device device;
@@ -60,6 +61,7 @@ struct Context {
   LossScales scales;
   LossSums* sums = nullptr;
   SelectionStore* selections = nullptr;
+  RoutingStore* routing = nullptr;  // absent: experts are chosen and not recorded
   Arena* saved = nullptr;    // what backward needs; rewound by the owner
   Arena* scratch = nullptr;  // temporaries; rewound by whoever allocates (ArenaScope)
   bool deterministic = false;  // bit-equal results across runs where a faster way exists (the CPU always is)

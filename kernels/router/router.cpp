@@ -57,8 +57,12 @@ void router_ref(const Router& r) {
         scores[e] = sigmoid(r.logits.f32()[t * num_experts + static_cast<int64_t>(e)]);
         biased[e] = scores[e] + r.bias.f32()[e];
       }
-      if (r.rule.num_groups > 1) drop_groups(r.rule, biased);
-      top_k(biased, k, order);
+      if (r.given) {
+        order.assign(r.experts.i32() + t * k, r.experts.i32() + (t + 1) * k);
+      } else {
+        if (r.rule.num_groups > 1) drop_groups(r.rule, biased);
+        top_k(biased, k, order);
+      }
       float sum = 0;
       for (int64_t j = 0; j < k; ++j) sum += scores[static_cast<size_t>(order[static_cast<size_t>(j)])];
       for (int64_t j = 0; j < k; ++j) {

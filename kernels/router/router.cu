@@ -50,8 +50,8 @@ __device__ void drop_groups(float* biased, float* group_scores, const RouterRule
   __syncwarp();
 }
 
-__global__ void router_kernel(RouterRule rule, const float* __restrict__ logits, const float* __restrict__ bias, int32_t* __restrict__ experts, float* __restrict__ weights,
-                              unsigned long long* counts, int64_t tokens, int num_experts) {
+__global__ void router_kernel(RouterRule rule, const float* __restrict__ logits, const float* __restrict__ bias, int32_t* experts, float* __restrict__ weights,
+                              unsigned long long* counts, int64_t tokens, int num_experts, bool given) {
   extern __shared__ float shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, k = static_cast<int>(rule.k);
   float *scores = shared + warp * (2 * num_experts + static_cast<int>(rule.num_groups)), *biased = scores + num_experts, *group_scores = biased + num_experts;
@@ -61,10 +61,10 @@ __global__ void router_kernel(RouterRule rule, const float* __restrict__ logits,
       biased[e] = scores[e] + bias[e];
     }
     __syncwarp();
-    if (rule.num_groups > 1) drop_groups(biased, group_scores, rule, num_experts, lane);
+    if (rule.num_groups > 1 && !given) drop_groups(biased, group_scores, rule, num_experts, lane);
     float sum = 0;
     for (int j = 0; j < k; ++j) {
-      const int e = warp_best(biased, num_experts, lane);
+      const int e = given ? experts[t * k + j] : warp_best(biased, num_experts, lane);
       sum += scores[e];
       if (lane == 0) {
         experts[t * k + j] = e;
@@ -188,7 +188,7 @@ void router_cuda(const Router& r) {
   if (tokens == 0) return;
   const size_t shared = kWarps * static_cast<size_t>(2 * num_experts + r.rule.num_groups) * sizeof(float);
   router_kernel<<<grid_for(tokens, kWarps), kWarps * 32, shared, stream_of(r.stream)>>>(
-      r.rule, r.logits.f32(), r.bias.f32(), r.experts.i32(), r.weights.f32(), r.counts.defined() ? r.counts.data<unsigned long long>() : nullptr, tokens, num_experts);
+      r.rule, r.logits.f32(), r.bias.f32(), r.experts.i32(), r.weights.f32(), r.counts.defined() ? r.counts.data<unsigned long long>() : nullptr, tokens, num_experts, r.given);
   check_launch("router");
 }
 

@@ -19,10 +19,11 @@ struct Router {
   RouterRule rule;
   Tensor logits;   // f32 [T, E]
   Tensor bias;     // f32 [E]
-  Tensor experts;  // i32 [T, k], by biased score descending
+  Tensor experts;  // i32 [T, k], by biased score descending; with `given`, read instead of written
   Tensor weights;  // f32 [T, k]
   Tensor counts;   // i64 [E], accumulated into: tokens of each expert; or absent
   Stream stream;
+  bool given = false;
 };
 void router(const Router&);
 

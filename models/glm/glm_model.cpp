@@ -47,7 +47,7 @@ void GlmModel::prepare(Context& ctx) {
   char* counters = ctx.device.is_meta() ? nullptr : static_cast<char*>(constants_.data()) + frequency_bytes;
   counts_ = Tensor(counters, DType::i64, ctx.device, {layers, experts});
   zero(counts_, ctx.stream);
-  for (int64_t i = 0; i < layers; ++i) moe_layers_[static_cast<size_t>(i)]->count_into(counts_.select(0, i));
+  for (int64_t i = 0; i < layers; ++i) moe_layers_[static_cast<size_t>(i)]->bind(static_cast<size_t>(i), counts_.select(0, i));
 }
 
 Tensor GlmModel::embed(Context& ctx) {

@@ -2,7 +2,9 @@
 
 #include "kernels/gemm/grouped_gemm.h"
 #include "kernels/swiglu/swiglu.h"
+#include "core/memory.h"
 #include "models/layers/linear.h"
+#include "models/routing_store.h"
 
 namespace hyscale {
 namespace {
@@ -41,6 +43,14 @@ Moe::Moe(ParameterStore& store, const std::string& prefix, const MoeConfig& c)
   if (c.num_shared_experts > 0) shared_.emplace(store, prefix + "shared_experts.", c.hidden_size, c.num_shared_experts * c.intermediate_size);
 }
 
+void Moe::route(Context& ctx, Pass pass, Saved& s) {
+  const bool given = ctx.routing && ctx.routing->replay;
+  if (given) copy(s.experts, ctx.routing->experts.at(number_), ctx.stream);
+  // Loads are counted once per real forward: recompute and evaluation do not count.
+  router({config_.rule, s.logits, bias_.value, s.experts, s.weights, pass == Pass::forward ? counts_ : Tensor(), ctx.stream, given});
+  if (ctx.routing && !given && pass != Pass::recompute) copy(ctx.routing->experts.at(number_), s.experts, ctx.stream);
+}
+
 void Moe::forward(Context& ctx, Pass pass, const Tensor& x, const Tensor& y, Saved& s) {
   const int64_t tokens = x.size(0), k = config_.rule.k, slots = tokens * k;
   s.x = x;
@@ -53,8 +63,7 @@ void Moe::forward(Context& ctx, Pass pass, const Tensor& x, const Tensor& y, Sav
   s.rows_out = ctx.saved->allocate(ctx.activation, {slots, config_.hidden_size});
 
   linear(ctx, x, gate_, s.logits);
-  // Loads are counted once per real forward: recompute and evaluation do not count.
-  router({config_.rule, s.logits, bias_.value, s.experts, s.weights, pass == Pass::forward ? counts_ : Tensor(), ctx.stream});
+  route(ctx, pass, s);
   const ArenaScope scope(*ctx.scratch);
   MakeExpertOrder make{s.experts, s.order, {}, ctx.stream};
   make.workspace = workspace(ctx, make_expert_order_workspace_bytes(make));

@@ -21,8 +21,8 @@ class Moe {
   // shared_experts.*. Experts are packed: gate and up as one [E, 2 I, C], down as [E, C, I].
   Moe(ParameterStore&, const std::string& prefix, const MoeConfig&);
 
-  // Where the loads of the experts are counted, i64 [E]; training forwards only.
-  void count_into(const Tensor& counts) { counts_ = counts; }
+  // This layer's number among the model's MoE layers, and where its expert loads are counted, i64 [E] (training forwards only).
+  void bind(size_t number, const Tensor& counts) { number_ = number, counts_ = counts; }
   void update_bias(float rate, Stream stream) { router_bias_update(bias_.value, counts_, rate, stream); }
 
   struct Saved {
@@ -35,11 +35,13 @@ class Moe {
   void backward(Context&, const Tensor& dy, const Tensor& dx, const Saved&);
 
  private:
+  void route(Context&, Pass, Saved&);
   void backward_router(Context&, const Tensor& dweights, const Tensor& dx, const Saved&);
 
   MoeConfig config_;
   Parameter &gate_, &bias_, &gate_up_, &down_;
   std::optional<Mlp> shared_;
+  size_t number_ = 0;
   Tensor counts_;
 };
 

@@ -44,6 +44,7 @@ Context Step::context(const PackedSequence& sequence, LossSums& sums) {
                 scale_of(options_.mtp_coefficient, totals_.mtp_labels)};
   ctx.sums = &sums;
   ctx.selections = &selections_;
+  ctx.routing = routing_;
   ctx.saved = &saved_;
   ctx.scratch = &scratch_;
   return ctx;

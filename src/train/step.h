@@ -59,6 +59,8 @@ class Step {
   // Of the step that runs or ran last, on the device: f64 [3 + selecting layers]: lm, mtp, balance, index of each layer.
   Tensor sums() const { return sums_; }
   SelectionStore& selections() { return selections_; }
+  // Expert choices to record into or replay from, for every pass from now on; null: neither.
+  void use_routing(RoutingStore* routing) { routing_ = routing; }
   Stream stream() const { return {}; }
   StepMemory memory() const { return {saved_.peak_bytes(), scratch_.peak_bytes(), selections_.peak_bytes(), inputs_.peak_bytes()}; }
 
@@ -71,6 +73,7 @@ class Step {
   StepOptions options_;
   Arena saved_, scratch_, inputs_;
   SelectionStore selections_;
+  RoutingStore* routing_ = nullptr;
   Buffer sums_memory_;
   Tensor sums_;
   StepTotals totals_;

@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include "models/registry.h"
+#include "models/routing_store.h"
 #include "train/step.h"
 #include "train/weights.h"
 
@@ -87,6 +88,26 @@ void fix_selections(const Case& c, SelectionStore& store, Arena& arena) {
   }
 }
 
+// Expert choices of the reference: those of an f32 run on the CPU, which matches it to rounding. A bf16 run that sends one
+// token to another expert computes another function, as one that selects another key does.
+RoutingStore reference_routing(const std::string& folder, Arena& arena) {
+  Case c = load_case(folder, Device{});
+  const nlohmann::json& config = c.model->hf_config();
+  const int64_t queries = c.batch * c.tokens, k = config.value("num_experts_per_tok", 1);
+  RoutingStore recorded, given{true, {}};
+  Arena host(Device{}, "expert choices");
+  for (int64_t i = 0; i < config.value("num_hidden_layers", 0); ++i) recorded.experts.push_back(host.allocate_zeroed(DType::i32, {queries, k}, {}));
+  Step step(*c.model, {});
+  step.use_routing(&recorded);
+  step.logits(c.sequence);
+  for (const Tensor& t : recorded.experts) {
+    given.experts.push_back(arena.allocate(DType::i32, t.shape()));
+    copy(given.experts.back(), t, {});
+  }
+  synchronize(arena.device(), {});
+  return given;
+}
+
 struct Mismatch {
   int64_t queries = 0;
   double overlap = 1;  // share of the golden's keys that were selected, over all layers
@@ -161,7 +182,14 @@ bool check_folder(const std::string& folder, const Options& o) {
                        .recompute = o.recompute == "layer" ? Recompute::layer : Recompute::none,
                        .index_coefficient = 1});
   Arena golden(device, "golden selections");
-  if (o.replay_golden_selections) fix_selections(c, step.selections(), golden);
+  RoutingStore routing;
+  if (o.replay_golden_selections) {
+    fix_selections(c, step.selections(), golden);
+    if (device.is_cuda()) {
+      routing = reference_routing(folder, golden);
+      step.use_routing(&routing);
+    }
+  }
   const double logits = relative_l2(step.logits(c.sequence), c.reference.read_f32("logits"));
   StepTotals totals;
   totals.add(c.sequence, 0);

@@ -50,6 +50,16 @@ TEST(Router, ChoosesWithBiasAndWeighsWithout) {
   EXPECT_EQ(r.counts.t().data<int64_t>()[3], 1);
 }
 
+TEST(Router, GivenExpertsAreWeighedAsIfChosen) {
+  const RouterRule rule{.k = 2};
+  const HostTensor logits = test::random({4, 6}, 1), bias = test::random({6}, 2);
+  const Routed chosen = route(rule, logits, bias);
+  HostTensor weights({4, 2}), counts = test::zeros(DType::i64, {6});
+  router({rule, logits, test::filled({6}, 100), chosen.experts, weights, counts, {}, true});
+  EXPECT_TRUE(test::same_bits(weights, chosen.weights));
+  EXPECT_TRUE(test::same_bits(counts, chosen.counts));
+}
+
 TEST(Router, TiesGoToTheLowerExpert) {
   const Routed r = route({.k = 3}, test::filled({2, 8}, 0.5f), test::filled({8}, 1));
   for (int64_t t = 0; t < 2; ++t)
