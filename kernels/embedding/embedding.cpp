@@ -62,9 +62,9 @@ void embedding_backward(const EmbeddingBackward& e) {
 }
 
 size_t embedding_backward_workspace_bytes(const EmbeddingBackward& e) {
-  // CUDA sorts (token, position) pairs: keys and values twice, and the sort's own memory, which is below 1 MiB + 2 n bytes.
+  // CUDA sorts (token, position) pairs: places, both results, and the sort's own memory, a copy of keys and values and counters.
   const size_t n = static_cast<size_t>(e.tokens.size(0));
-  return e.dy.device().is_cpu() ? 0 : 4 * aligned_bytes(4 * n) + aligned_bytes((size_t{1} << 20) + 2 * n);
+  return e.dy.device().is_cpu() ? 0 : 4 * aligned_bytes(4 * n) + aligned_bytes((size_t{2} << 20) + 9 * n);
 }
 
 }  // namespace hyscale

@@ -96,9 +96,9 @@ void make_expert_order(const MakeExpertOrder& m) {
 }
 
 size_t make_expert_order_workspace_bytes(const MakeExpertOrder& m) {
-  // CUDA sorts (expert, slot) pairs: sorted keys and slots, and the sort's own memory, which is below 1 MiB + 2 n bytes.
+  // CUDA sorts (expert, slot) pairs: slots, sorted keys, and the sort's own memory, a copy of keys and values and counters.
   const size_t n = static_cast<size_t>(m.experts.elements());
-  return m.experts.device().is_cpu() ? 0 : 2 * aligned_bytes(4 * n) + aligned_bytes((size_t{1} << 20) + 2 * n);
+  return m.experts.device().is_cpu() ? 0 : 2 * aligned_bytes(4 * n) + aligned_bytes((size_t{2} << 20) + 9 * n);
 }
 
 void gather_rows(const Tensor& rows, const Tensor& x, const ExpertOrder& order, Stream stream) {

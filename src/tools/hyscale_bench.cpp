@@ -13,10 +13,10 @@ int run(int argc, char** argv) {
   bool quick = false;
   CLI::App app{"Times kernels on the GPU and checks their results."};
   app.require_subcommand(1);
+  app.fallthrough();  // options may stand behind the subcommand
   CLI::App* topk = app.add_subcommand("topk", "FlashTopK, and scores in a table with a radix select");
   app.add_option("--json", json, "also write the table to this file");
   app.add_flag("--quick", quick, "small cases only");
-  app.fallthrough();
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
