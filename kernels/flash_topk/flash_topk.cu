@@ -44,6 +44,7 @@ struct __align__(1024) Shared {
   int counts[kQueries], first_counts[kQueries];  // entries of each list; those from earlier updates
   int begin[kQueries], end[kQueries];            // visible keys, relative to the first of this update
   uint32_t histogram[8][256];
+  uint64_t ranks[8][topk::kFewRanks];
   uint64_t full[kStages], empty[kStages], q_full;
   int64_t first_query;
   int task, low, high;
@@ -156,7 +157,7 @@ template <int kHeads, int kDims>
 __device__ __forceinline__ void select(Candidate* list, const Problem& p, Shared<kHeads, kDims>& s, int query, int warp, int lane) {
   const int count = s.counts[query];
   if (count <= p.k) return;
-  const uint64_t kth = topk::kth_rank(list, count, p.k, s.histogram[warp], lane);
+  const uint64_t kth = topk::kth_rank(list, count, p.k, s.histogram[warp], s.ranks[warp], lane);
   topk::keep_best(list, count, kth, lane);
   if (lane != 0) return;
   s.counts[query] = p.k;
@@ -261,14 +262,17 @@ class Scorer {
     float scores[2][Layout<kHeads>::kPerRow];
 #pragma unroll
     for (int r = 0; r < 2; ++r) head_sums<kHeads, kDims, kWeighted>(d, s_, r, quad(), scores[r]);
+    // One comparison turns most scores away; NaN goes through, to be told.
+    float thresholds[Layout<kHeads>::kPerRow];
+#pragma unroll
+    for (int i = 0; i < Layout<kHeads>::kPerRow; ++i) thresholds[i] = s_.threshold[Layout<kHeads>::query(quad(), i)];
 #pragma unroll
     for (int r = 0; r < 2; ++r)
 #pragma unroll
-      for (int i = 0; i < Layout<kHeads>::kPerRow; ++i) take_score(Layout<kHeads>::query(quad(), i), scores[r][i], first_key + row() + 8 * r, dense);
+      for (int i = 0; i < Layout<kHeads>::kPerRow; ++i)
+        if (dense || !(scores[r][i] < thresholds[i])) take_score(Layout<kHeads>::query(quad(), i), scores[r][i], first_key + row() + 8 * r, dense);
   }
   __device__ __forceinline__ void take_score(int q, float score, int key, bool dense) {
-    // One comparison turns most scores away. NaN goes through, to be told.
-    if (!dense && score < s_.threshold[q]) return;
     if (key < s_.begin[q] || key >= s_.end[q]) return;
     if (score != score) {
       atomicMin(p_.nan_query, static_cast<int32_t>(s_.first_query + q));

@@ -34,6 +34,7 @@ __device__ float score_key(const Plain& p, const float* q, const float* weights,
 __global__ void __launch_bounds__(kThreads) plain_kernel(const Plain p) {
   extern __shared__ float shared[];
   __shared__ uint32_t histogram[256];
+  __shared__ uint64_t ranks[topk::kFewRanks];
   __shared__ int count;
   __shared__ uint64_t worst;  // rank that a candidate must beat
   float *q = shared, *weights = p.weights ? shared + p.heads * p.dims : nullptr;
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(kThreads) plain_kernel(const Plain p) {
       const bool full = count + kThreads > p.capacity || (tile + kThreads >= last && count > p.k);
       __syncthreads();
       if (full && threadIdx.x < 32) {
-        const uint64_t kth = topk::kth_rank(list, count, p.k, histogram, lane);
+        const uint64_t kth = topk::kth_rank(list, count, p.k, histogram, ranks, lane);
         topk::keep_best(list, count, kth, lane);
         if (lane == 0) count = p.k, worst = kth;
       }

@@ -42,7 +42,8 @@ __device__ __forceinline__ uint64_t warp_max(uint64_t x) {
   return x;
 }
 
-constexpr int kUnroll = 4;
+constexpr int kUnroll = 16;
+constexpr int kFewRanks = 192;  // of one bin, settled in shared memory
 
 // Calls f(candidate) for the candidates of this lane, kUnroll loads in flight.
 template <typename Function>
@@ -108,8 +109,55 @@ __device__ __forceinline__ int find_bin(const uint32_t* histogram, uint32_t& nee
   return __shfl_sync(~0u, bin, owner);
 }
 
-// Rank of the k-th best of `count` > k candidates. histogram: 256 counters of this warp.
-__device__ __forceinline__ uint64_t kth_rank(const Candidate* list, int count, int k, uint32_t* histogram, int lane) {
+// The need-th largest of `count` different ranks, at most kFewRanks: the one that need - 1 others exceed.
+__device__ __forceinline__ uint64_t pick_rank(const uint64_t* ranks, int count, uint32_t need, int lane) {
+  constexpr int kEach = kFewRanks / 32;
+  uint64_t mine[kEach];
+  uint32_t above[kEach] = {};
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) mine[j] = j * 32 + lane < count ? ranks[j * 32 + lane] : 0;
+#pragma unroll 2
+  for (int i = 0; i < count; ++i) {
+    const uint64_t other = ranks[i];
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) above[j] += other > mine[j];
+  }
+  uint64_t found = 0;
+#pragma unroll
+  for (int j = 0; j < kEach; ++j)
+    if (j * 32 + lane < count && above[j] == need - 1) found = mine[j];
+  return warp_max(found);
+}
+
+// kth_rank in three passes where one cut by value leaves few candidates; 0 where it does not (ties, infinities).
+__device__ __forceinline__ uint64_t kth_rank_by_value(const Candidate* list, int count, int k, uint32_t* histogram, uint64_t* ranks, int lane) {
+  float low = INFINITY, high = -INFINITY;
+  for_each_candidate(list, count, lane, [&](Candidate c) { low = fminf(low, c.score), high = fmaxf(high, c.score); });
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) low = fminf(low, __shfl_xor_sync(~0u, low, step)), high = fmaxf(high, __shfl_xor_sync(~0u, high, step));
+  const float scale = 255.999f / (high - low);
+  if (!(high - low < 1e38f) || !(scale < 1e38f)) return 0;
+  for (int i = lane; i < 256; i += 32) histogram[i] = 0;
+  __syncwarp();
+  for_each_candidate(list, count, lane, [&](Candidate c) { atomicAdd(histogram + min(255, static_cast<int>((c.score - low) * scale)), 1u); });
+  __syncwarp();
+  uint32_t need = static_cast<uint32_t>(k);
+  const int bin = find_bin(histogram, need, lane), members = static_cast<int>(histogram[bin]);
+  if (members > kFewRanks) return 0;
+  __syncwarp();
+  if (lane == 0) histogram[0] = 0;
+  __syncwarp();
+  for_each_candidate(list, count, lane, [&](Candidate c) {
+    if (min(255, static_cast<int>((c.score - low) * scale)) == bin) ranks[atomicAdd(histogram, 1u)] = rank_of(c);
+  });
+  __syncwarp();
+  return pick_rank(ranks, members, need, lane);
+}
+
+// Rank of the k-th best of `count` > k candidates. histogram: 256 counters, ranks: kFewRanks places, of this warp.
+__device__ __forceinline__ uint64_t kth_rank(const Candidate* list, int count, int k, uint32_t* histogram, uint64_t* ranks, int lane) {
+  __syncwarp();
+  if (const uint64_t found = kth_rank_by_value(list, count, k, histogram, ranks, lane)) return found;
   uint64_t low = ~uint64_t{0}, high = 0;
   for_each_candidate(list, count, lane, [&](Candidate c) {
     const uint64_t rank = rank_of(c);
@@ -148,16 +196,16 @@ __device__ __forceinline__ uint64_t kth_rank(const Candidate* list, int count, i
 __device__ __forceinline__ void keep_best(Candidate* list, int count, uint64_t kth, int lane) {
   int kept = 0;
 #pragma unroll 1
-  for (int first = 0; first < count; first += 32 * 4) {
-    Candidate c[4];
+  for (int first = 0; first < count; first += 32 * 8) {
+    Candidate c[8];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < 8; ++j) {
       const int i = first + j * 32 + lane;
       if (i < count) c[j] = load_candidate(list + i);
     }
     __syncwarp();  // all of the piece is read before its front is written
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < 8; ++j) {
       const bool take = first + j * 32 + lane < count && rank_of(c[j]) >= kth;
       const uint32_t takers = __ballot_sync(~0u, take);
       if (take) store_candidate(list + kept + __popc(takers & ((1u << lane) - 1)), c[j]);
