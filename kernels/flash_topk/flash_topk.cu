@@ -48,6 +48,7 @@ struct __align__(1024) Shared {
   uint64_t full[kStages], empty[kStages], q_full;
   int64_t first_query;
   int task, low, high;
+  int all_begin, all_end;  // keys that every query with keys sees
 };
 
 struct Problem {
@@ -128,12 +129,6 @@ __device__ __forceinline__ void head_sums(const float (&d)[128], const Shared<kH
   }
 }
 
-template <int kHeads, int kDims>
-__device__ __forceinline__ void append(Candidate* list, const Problem& p, Shared<kHeads, kDims>& s, int query, float score, int key) {
-  const int at = atomicAdd(&s.counts[query], 1);
-  topk::store_candidate(list + at, {score + 0.0f, static_cast<int32_t>(p.first_key) + key});
-}
-
 // Entries of earlier updates into the list; a full state brings its threshold.
 template <int kHeads, int kDims>
 __device__ __forceinline__ void load_state(Candidate* list, const Problem& p, Shared<kHeads, kDims>& s, int query, int64_t t, int lane) {
@@ -152,14 +147,24 @@ __device__ __forceinline__ void load_state(Candidate* list, const Problem& p, Sh
   s.threshold_index[query] = count == p.k ? topk::index_of(worst) : INT32_MAX;
 }
 
-// Cuts a list to its k best.
+// Cuts a list to its k best: in place, or, behind the last tile, into the state.
 template <int kHeads, int kDims>
-__device__ __forceinline__ void select(Candidate* list, const Problem& p, Shared<kHeads, kDims>& s, int query, int warp, int lane) {
+__device__ __forceinline__ void select(Candidate* list, const Problem& p, Shared<kHeads, kDims>& s, int query, int warp, int lane, bool last) {
   const int count = s.counts[query];
-  if (count <= p.k) return;
-  const uint64_t kth = topk::kth_rank(list, count, p.k, s.histogram[warp], s.ranks[warp], lane);
-  topk::keep_best(list, count, kth, lane);
+  if (count <= p.k && !last) return;
+  const uint64_t kth = count > p.k ? topk::kth_rank(list, count, p.k, s.histogram[warp], s.ranks[warp], lane) : 0;
+  const int64_t t = s.first_query + query;
+  if (last && t >= p.queries) return;
+  topk::for_each_best(list, count, kth, lane, [&](int at, Candidate c) {
+    if (!last) return topk::store_candidate(list + at, c);
+    p.state_scores[t * p.k + at] = c.score;
+    p.state_indices[t * p.k + at] = c.index;
+  });
   if (lane != 0) return;
+  if (last) {
+    p.state_counts[t] = min(count, p.k);
+    return;
+  }
   s.counts[query] = p.k;
   s.threshold[query] = topk::score_of(kth);
   s.threshold_index[query] = topk::index_of(kth);
@@ -177,7 +182,7 @@ template <int kHeads, int kDims, bool kWeighted>
 class Scorer {
  public:
   using SharedMemory = Shared<kHeads, kDims>;
-  static constexpr int kQueries = kColumns / kHeads;
+  static constexpr int kQueries = kColumns / kHeads, kPerRow = Layout<kHeads>::kPerRow;
 
   __device__ Scorer(SharedMemory& s, const Problem& p) : s_(s), p_(p) {}
 
@@ -200,8 +205,6 @@ class Scorer {
       take_scores(d, (first_tile + i) * kKeyTile, i < dense_tiles);
     }
     if (group() == 0) named_sync(1, 256);
-#pragma unroll 1
-    for (int q = warp(); q < kQueries; q += 8) store_state(q);
   }
 
  private:
@@ -230,7 +233,7 @@ class Scorer {
     if (after_dense || last || p_.capacity - most < kSlackTiles * kKeyTile) {
       __threadfence_block();
 #pragma unroll 1
-      for (int q = warp(); q < kQueries; q += 8) select(list(q), p_, s_, q, warp(), lane());
+      for (int q = warp(); q < kQueries; q += 8) select(list(q), p_, s_, q, warp(), lane(), last);
       named_sync(3, 256);
       most = longest_list(s_);
     }
@@ -262,41 +265,70 @@ class Scorer {
     float scores[2][Layout<kHeads>::kPerRow];
 #pragma unroll
     for (int r = 0; r < 2; ++r) head_sums<kHeads, kDims, kWeighted>(d, s_, r, quad(), scores[r]);
-    // One comparison turns most scores away; NaN goes through, to be told.
-    float thresholds[Layout<kHeads>::kPerRow];
-#pragma unroll
-    for (int i = 0; i < Layout<kHeads>::kPerRow; ++i) thresholds[i] = s_.threshold[Layout<kHeads>::query(quad(), i)];
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-#pragma unroll
-      for (int i = 0; i < Layout<kHeads>::kPerRow; ++i)
-        if (dense || !(scores[r][i] < thresholds[i])) take_score(Layout<kHeads>::query(quad(), i), scores[r][i], first_key + row() + 8 * r, dense);
+    const int key = first_key + row();
+    const bool checked = first_key < s_.all_begin || first_key + kKeyTile > s_.all_end;
+    dense ? store_dense(scores, key, checked) : store_better(scores, key, checked);
   }
-  __device__ __forceinline__ void take_score(int q, float score, int key, bool dense) {
-    if (key < s_.begin[q] || key >= s_.end[q]) return;
-    if (score != score) {
-      atomicMin(p_.nan_query, static_cast<int32_t>(s_.first_query + q));
-      score = -INFINITY;
+  __device__ __forceinline__ bool visible(int q, int key) const { return key >= s_.begin[q] && key < s_.end[q]; }
+  // NaN is told and becomes a score that nothing prefers.
+  __device__ __forceinline__ bool tell_nan(int q, float score) const {
+    if (score == score) return false;
+    atomicMin(p_.nan_query, static_cast<int32_t>(s_.first_query + q));
+    return true;
+  }
+  // By position, while every list has room for all keys.
+  __device__ __forceinline__ void store_dense(const float (&scores)[2][kPerRow], int key, bool checked) {
+#pragma unroll
+    for (int i = 0; i < kPerRow; ++i) {
+      const int q = Layout<kHeads>::query(quad(), i);
+      Candidate* to = list(q) + s_.first_counts[q] - s_.begin[q] + key;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (checked && !visible(q, key + 8 * r)) continue;
+        const float score = tell_nan(q, scores[r][i]) ? -INFINITY : scores[r][i];
+        topk::store_candidate(to + 8 * r, {score + 0.0f, static_cast<int32_t>(p_.first_key) + key + 8 * r});
+      }
     }
-    if (dense)
-      topk::store_candidate(list(q) + s_.first_counts[q] + key - s_.begin[q], {score + 0.0f, static_cast<int32_t>(p_.first_key) + key});
-    else if (score > s_.threshold[q] || static_cast<int32_t>(p_.first_key) + key < s_.threshold_index[q])
-      append(list(q), p_, s_, q, score, key);
   }
-  __device__ __forceinline__ void store_state(int q) {
-    const int64_t t = s_.first_query + q;
-    const Candidate* from = list(q);
-    const int count = s_.counts[q];
-    if (t >= p_.queries) return;
-#pragma unroll 1
-    for (int i = lane(); i < count; i += 32) {
-      const Candidate c = topk::load_candidate(from + i);
-      p_.state_scores[t * p_.k + i] = c.score;
-      p_.state_indices[t * p_.k + i] = c.index;
+  // What beats the threshold. The two rows of a query take their places with one addition, and the additions of several
+  // queries are under way together: one after the other they would outlast the tensor cores.
+  __device__ __forceinline__ void store_better(const float (&scores)[2][kPerRow], int key, bool checked) {
+    constexpr int kTogether = kPerRow < 4 ? kPerRow : 4;
+    float thresholds[kPerRow];
+#pragma unroll
+    for (int i = 0; i < kPerRow; ++i) thresholds[i] = s_.threshold[Layout<kHeads>::query(quad(), i)];
+#pragma unroll
+    for (int first = 0; first < kPerRow; first += kTogether) {
+      bool take[kTogether][2], any = false;
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) any |= take[i][r] = !(scores[r][first + i] < thresholds[first + i]);
+      if (!any) continue;
+      int places[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int q = Layout<kHeads>::query(quad(), first + i);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          if (!take[i][r]) continue;
+          const float score = scores[r][first + i];
+          // Ties go to the lower index.
+          take[i][r] = (!checked || visible(q, key + 8 * r)) && !tell_nan(q, score) &&
+                       (score > thresholds[first + i] || static_cast<int32_t>(p_.first_key) + key + 8 * r < s_.threshold_index[q]);
+        }
+        const int count = take[i][0] + take[i][1];
+        places[i] = count > 0 ? atomicAdd(&s_.counts[q], count) : 0;
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        Candidate* to = list(Layout<kHeads>::query(quad(), first + i)) + places[i];
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          if (take[i][r]) topk::store_candidate(to + (r == 1 && take[i][0]), {scores[r][first + i] + 0.0f, static_cast<int32_t>(p_.first_key) + key + 8 * r});
+      }
     }
-    if (lane() == 0) p_.state_counts[t] = count;
   }
-
   // Places of a thread are computed where they are used: the products leave few registers for what would be kept.
   static __device__ __forceinline__ int group() { return threadIdx.x / 128 - 1; }
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32 - 4; }
@@ -313,7 +345,7 @@ class Scorer {
 template <int kHeads, int kDims, bool kWeighted>
 __device__ void load_queries(Shared<kHeads, kDims>& s, const Problem& p, int64_t first_query) {
   constexpr int kQueries = kColumns / kHeads;
-  if (threadIdx.x == 0) s.low = INT32_MAX, s.high = 0, s.first_query = first_query;
+  if (threadIdx.x == 0) s.low = s.all_end = INT32_MAX, s.high = s.all_begin = 0, s.first_query = first_query;
   __syncthreads();
   for (int q = threadIdx.x; q < kQueries; q += kThreads) {
     const int64_t t = first_query + q;
@@ -323,6 +355,10 @@ __device__ void load_queries(Shared<kHeads, kDims>& s, const Problem& p, int64_t
     if (begin < end) {
       atomicMin(&s.low, static_cast<int>(begin));
       atomicMax(&s.high, static_cast<int>(end));
+      atomicMax(&s.all_begin, static_cast<int>(begin));
+      atomicMin(&s.all_end, static_cast<int>(end));
+    } else {
+      atomicMin(&s.all_end, 0);  // a query without keys: no tile is free of checks
     }
   }
   if constexpr (kWeighted)

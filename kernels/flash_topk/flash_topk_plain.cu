@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads) plain_kernel(const Plain p) {
       __syncthreads();
       if (full && threadIdx.x < 32) {
         const uint64_t kth = topk::kth_rank(list, count, p.k, histogram, ranks, lane);
-        topk::keep_best(list, count, kth, lane);
+        topk::for_each_best(list, count, kth, lane, [&](int at, Candidate c) { topk::store_candidate(list + at, c); });
         if (lane == 0) count = p.k, worst = kth;
       }
       __syncthreads();

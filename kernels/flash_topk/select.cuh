@@ -192,8 +192,10 @@ __device__ __forceinline__ uint64_t kth_rank(const Candidate* list, int count, i
   return low;
 }
 
-// Keeps the candidates of rank >= kth in place, order kept.
-__device__ __forceinline__ void keep_best(Candidate* list, int count, uint64_t kth, int lane) {
+// Calls store(place, candidate) for the candidates of rank >= kth, places ascending in the list's order; a store may write
+// to the list itself.
+template <typename Store>
+__device__ __forceinline__ void for_each_best(const Candidate* list, int count, uint64_t kth, int lane, Store store) {
   int kept = 0;
 #pragma unroll 1
   for (int first = 0; first < count; first += 32 * 8) {
@@ -208,7 +210,7 @@ __device__ __forceinline__ void keep_best(Candidate* list, int count, uint64_t k
     for (int j = 0; j < 8; ++j) {
       const bool take = first + j * 32 + lane < count && rank_of(c[j]) >= kth;
       const uint32_t takers = __ballot_sync(~0u, take);
-      if (take) store_candidate(list + kept + __popc(takers & ((1u << lane) - 1)), c[j]);
+      if (take) store(kept + __popc(takers & ((1u << lane) - 1)), c[j]);
       kept += __popc(takers);
     }
     __syncwarp();
