@@ -84,6 +84,10 @@ void ParameterStore::zero_gradients(Stream stream) {
   zero(Tensor(gradients_.data(), DType::u8, gradients_.device(), {static_cast<int64_t>(gradients_.bytes())}), stream);
 }
 
+Tensor ParameterStore::flat_gradients() const {
+  return Tensor(gradients_.data(), DType::f32, gradients_.device(), {static_cast<int64_t>(gradients_.bytes() / sizeof(float))});
+}
+
 int64_t ParameterStore::num_elements() const {
   int64_t n = 0;
   for (const Parameter& p : parameters_) n += p.shape.elements();

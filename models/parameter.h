@@ -51,6 +51,8 @@ class ParameterStore {
   // Random initial values, a function of (seed, parameter name, element) alone: the same on every device and layout.
   void initialize(uint64_t seed, float initializer_range);
   void zero_gradients(Stream);
+  // All gradients as one f32 tensor (with the padding between them), for reductions over ranks.
+  Tensor flat_gradients() const;
   // Sets a parameter's value from f32 on the host, rounding to its dtype.
   void write_value(Parameter&, const float* values);
 

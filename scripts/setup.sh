@@ -7,7 +7,7 @@ packages=(
   libopenmpi-dev openmpi-bin libopenblas-openmp-dev
   libyaml-cpp-dev libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev
   libxxhash-dev libsentencepiece-dev
-  libgtest-dev libgmock-dev libbenchmark-dev
+  libgtest-dev libgmock-dev libbenchmark-dev procps
 )
 missing=()
 for p in "${packages[@]}"; do

@@ -19,9 +19,10 @@ void check_combinations(const Config& c, const YamlReader& r) {
   if (!c.model.mtp && c.model.mtp_depths != 1) r.fail("model.mtp_depths", "acts only with model.mtp true");
   if (c.model.stage == "warmup" && c.loss.index_coefficient == 0) r.fail("loss.index_coefficient", "0 with model.stage warmup leaves nothing to train");
   if (c.model.stage == "warmup" && c.train.recompute != "none") r.fail("train.recompute", "does not act with model.stage warmup, which keeps no activations");
-  const int64_t ranks = c.parallel.data * c.parallel.context * c.parallel.expert;
-  if (ranks != 1)
-    r.fail(c.parallel.data != 1 ? "parallel.data" : c.parallel.context != 1 ? "parallel.context" : "parallel.expert", "this build trains on one rank; expected 1");
+  for (const auto& [key, ranks] : {std::pair{"parallel.context", c.parallel.context}, {"parallel.expert", c.parallel.expert}})
+    if (ranks != 1) r.fail(key, concat(ranks, "; this build splits sequences and experts over 1 rank"));
+  if (c.train.micro_batches % c.parallel.data != 0)
+    r.fail("parallel.data", concat(c.parallel.data, " does not divide train.micro_batches, ", c.train.micro_batches, ": every rank takes equally many sequences of a step"));
 }
 
 }  // namespace

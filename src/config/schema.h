@@ -37,7 +37,7 @@ void visit_data(Visitor& v, Config::Data& d) {
 template <typename Visitor>
 void visit_train(Visitor& v, Config::Train& t) {
   v.field("steps", t.steps, Limits{1, 1e12, false, true}, "Optimizer steps of the whole run, resumed parts included.");
-  v.field("micro_batches", t.micro_batches, Limits{1, 1e6}, "Sequences per step; gradients are summed, each label counts once.");
+  v.field("micro_batches", t.micro_batches, Limits{1, 1e6}, "Sequences per step, over all data-parallel ranks; gradients are summed, each label counts once.");
   v.choice("recompute", t.recompute, Choices{"none", "layer"}, "layer: keep only each layer's input and recompute the rest in backward.");
   v.field("selection_replay", t.selection_replay, "Recomputation reads the stored selections; false selects again (same result, for comparison).");
   v.choice("selection_storage", t.selection_storage, Choices{"int32", "packed"}, "packed: stored selections take half the bytes; one is unpacked at a time.");
@@ -90,8 +90,8 @@ void visit_rest(Visitor& v, Config& c) {
     s.choice("device", c.run.device, Choices{"auto", "cpu", "cuda"}, "auto: cuda where a device is usable.");
     s.field("log_every", c.run.log_every, Limits{1, 1e9}, "Steps between progress lines; metrics.jsonl has every step.");
   });
-  v.section("parallel", "Ranks. Their product is the number of MPI ranks.", [&](auto& s) {
-    s.field("data", c.parallel.data, Limits{1, 1e6}, "Data-parallel ranks.");
+  v.section("parallel", "Ranks, started with mpirun.", [&](auto& s) {
+    s.field("data", c.parallel.data, Limits{1, 1e6}, "Ranks that share the sequences of a step; the number of MPI ranks. The result is that of one rank up to rounding.");
     s.field("context", c.parallel.context, Limits{1, 1e6}, "Context-parallel ranks of one sequence.");
     s.field("expert", c.parallel.expert, Limits{1, 1e6}, "Ranks that share the experts.");
   });

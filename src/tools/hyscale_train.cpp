@@ -1,6 +1,7 @@
 // hyscale-train: trains a model from a configuration.
 #include <CLI/CLI.hpp>
 #include <cstdlib>
+#include <functional>
 #include <iostream>
 
 #include "tools/main.h"
@@ -10,6 +11,45 @@
 
 namespace hyscale {
 namespace {
+
+// All ranks of the job, over NCCL where each has a GPU of its own and over MPI otherwise.
+std::unique_ptr<Communicator> data_ranks(const MpiEnvironment& mpi, Device device) {
+#ifdef HYSCALE_HAS_CUDA
+  if (device.is_cuda() && cuda_device_count() >= mpi.local_size() && mpi.world()->size() > 1) return make_nccl_communicator(mpi.world(), device);
+#endif
+  (void)device;
+  return mpi.world();
+}
+
+// Whether a launcher (mpirun, or srun with PMI) started this process; alone it needs no MPI.
+bool launched_with_ranks() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"})
+    if (std::getenv(name)) return true;
+  return false;
+}
+
+int train_as_rank(const Config& config, const std::string& resume, int local_rank, const std::function<std::unique_ptr<Communicator>(Device)>& make_ranks) {
+  const Device device = choose_device(config.run.device, local_rank);
+  const std::unique_ptr<Communicator> data = make_ranks(device);
+  if (data->size() != config.parallel.data)
+    throw UserError(concat("parallel.data: ", config.parallel.data, ", but the job has ", data->size(), data->size() == 1 ? " rank; start it with mpirun" : " ranks"));
+  if (data->rank() == 0) std::cout << "# effective configuration\n" << config_yaml(config) << std::flush;
+  install_stop_signals();
+  return static_cast<int>(Trainer(config, resume, device, *data).run());
+}
+
+int train(const Config& config, const std::string& resume, int argc, char** argv) {
+  if (!launched_with_ranks()) return train_as_rank(config, resume, 0, [](Device) { return make_single_communicator(); });
+  const MpiEnvironment mpi(&argc, &argv);
+  // One rank's failure ends the job: the others may be waiting for it in a collective.
+  try {
+    return train_as_rank(config, resume, mpi.local_rank(), [&](Device device) { return data_ranks(mpi, device); });
+  } catch (const UserError& e) {
+    MpiEnvironment::abort(e.what(), 2);
+  } catch (const std::exception& e) {
+    MpiEnvironment::abort(e.what(), 1);
+  }
+}
 
 int run(int argc, char** argv) {
   std::string config_path, resume;
@@ -33,17 +73,13 @@ int run(int argc, char** argv) {
     return 0;
   }
   if (config_path.empty()) throw UserError("--config FILE is missing; see --help");
-  if (const char* ranks = std::getenv("OMPI_COMM_WORLD_SIZE"); ranks && std::string(ranks) != "1")
-    throw UserError(concat("started with ", ranks, " ranks; this build trains on one"));
   const Config config = read_config(config_path, overrides);
   if (plan) {
     const Plan p = make_plan(config);
     std::cout << plan_text(p, config);
     return static_cast<int>(p.fits() ? ExitCode::done : ExitCode::does_not_fit);
   }
-  std::cout << "# effective configuration\n" << config_yaml(config) << std::flush;
-  install_stop_signals();
-  return static_cast<int>(Trainer(config, resume).run());
+  return train(config, resume, argc, argv);
 }
 
 }  // namespace

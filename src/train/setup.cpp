@@ -4,11 +4,13 @@
 
 namespace hyscale {
 
-Device choose_device(const std::string& name) {
-  const bool usable = cuda_device_count() > 0;
+Device choose_device(const std::string& name, int local_rank) {
+  const int devices = cuda_device_count();
+  const bool usable = devices > 0;
   if (name == "cuda" && !usable)
     throw UserError(concat("run.device: cuda, but ", built_with_cuda() ? "no CUDA device is usable here" : "this build has no CUDA backend"));
-  return Device{name == "cuda" || (name == "auto" && usable) ? DeviceType::cuda : DeviceType::cpu};
+  if (name == "cuda" || (name == "auto" && usable)) return Device{DeviceType::cuda, local_rank % devices};
+  return Device{};
 }
 
 DType compute_dtype(Device device) { return device.is_cuda() ? DType::bf16 : DType::f32; }

@@ -10,8 +10,8 @@
 
 namespace hyscale {
 
-// "auto" is cuda where a device is usable. Throws UserError when cuda is asked for and there is none.
-Device choose_device(const std::string& name);
+// "auto" is cuda where a device is usable; ranks of a host take its devices in turn. Throws UserError when cuda is asked for and there is none.
+Device choose_device(const std::string& name, int local_rank = 0);
 DType compute_dtype(Device);
 
 // model.config is a config.json or a folder that holds one.

@@ -65,6 +65,13 @@ void Step::micro_batch(const HostSequence& host) {
   model_.train_step(ctx, options_.recompute);
 }
 
+void Step::reduce() {
+  if (!shared()) return;
+  options_.data->all_reduce(model_.parameters().flat_gradients(), ReduceOp::sum, stream());
+  options_.data->all_reduce(sums_, ReduceOp::sum, stream());
+  if (const Tensor counts = model_.expert_counts(); counts.defined()) options_.data->all_reduce(counts, ReduceOp::sum, stream());
+}
+
 StepLosses Step::losses() { return read(totals_); }
 
 StepLosses Step::read(const StepTotals& totals) {
@@ -86,8 +93,10 @@ StepLosses Step::evaluate(const std::vector<HostSequence>& sequences) {
   StepTotals totals;
   zero(sums_, stream());
   LossSums sums = slots();
-  for (const HostSequence& host : sequences) {
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const HostSequence& host = sequences[i];
     totals.add(host, model_.mtp_depths());
+    if (shared() && static_cast<int>(i % static_cast<size_t>(options_.data->size())) != options_.data->rank()) continue;
     const ArenaScope scope(inputs_);
     const PackedSequence sequence = to_device(host, inputs_, stream());
     Context ctx = context(sequence, sums);
@@ -96,6 +105,7 @@ StepLosses Step::evaluate(const std::vector<HostSequence>& sequences) {
     model_.evaluate(ctx);
     synchronize(options_.device, stream());
   }
+  if (shared()) options_.data->all_reduce(sums_, ReduceOp::sum, stream());
   return read(totals);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <vector>
 
+#include "comm/communicator.h"
 #include "models/model.h"
 #include "models/packed_sequence.h"
 #include "models/selection_store.h"
@@ -22,6 +23,7 @@ struct StepOptions {
   bool deterministic = false;
   SelectionStorage storage = SelectionStorage::int32;
   double index_coefficient = 0, balance_coefficient = 0, mtp_coefficient = 0;
+  Communicator* data = nullptr;  // ranks that share the sequences of a step; null: this one
   StepMemory reserve;  // from a plan; zeroes: memory grows by need
 };
 
@@ -48,10 +50,13 @@ class Step {
   void begin(const StepTotals&);
   // Does not wait: the sequence stays until losses() returns.
   void micro_batch(const HostSequence&);
+  // Sums gradients, loss sums and expert counts over the data ranks. Once, after the last micro-batch of this rank.
+  void reduce();
   // Synchronises. Throws nothing for non-finite values: the caller judges.
   StepLosses losses();
 
-  // Mean cross entropy over the sequences' labels (and over MTP labels), forward only.
+  // Mean cross entropy over the sequences' labels (and over MTP labels), forward only. The data ranks share the sequences
+  // and have the same result.
   StepLosses evaluate(const std::vector<HostSequence>&);
   // f32 [T, V] on the host; for tests and small models.
   std::vector<float> logits(const HostSequence&);
@@ -68,6 +73,7 @@ class Step {
   Context context(const PackedSequence&, LossSums&);
   LossSums slots();
   StepLosses read(const StepTotals&);
+  bool shared() const { return options_.data && options_.data->size() > 1; }
 
   Model& model_;
   StepOptions options_;

@@ -41,8 +41,8 @@ std::string checkpoint_dtype(const Config& c, Device device) {
 
 }  // namespace
 
-Trainer::Trainer(const Config& config, const std::string& resume)
-    : config_(config), device_(choose_device(config.run.device)), model_(make_model(config)), schedule_(make_schedule(config)) {
+Trainer::Trainer(const Config& config, const std::string& resume, Device device, Communicator& data)
+    : config_(config), device_(device), data_(data), model_(make_model(config)), schedule_(make_schedule(config)) {
   const std::string& directory = config_.checkpoint.directory;
   const std::string checkpoint = resume.empty() ? "" : find_checkpoint(directory, resume);
   if (resume.empty() && !list_checkpoints(directory).empty())
@@ -70,10 +70,13 @@ Trainer::Trainer(const Config& config, const std::string& resume)
   }
   StepOptions options = step_options(config_, device_, compute_dtype(device_));
   options.reserve = plan.step;
+  options.data = &data_;
   step_ = std::make_unique<Step>(*model_, options);
   optimizer_ = std::make_unique<Optimizer>(store, optimizer_options(config_), device_);
   if (!checkpoint.empty()) restore(checkpoint);
   first_step_ = step_number_;
+  data_.barrier();  // every rank has read what it resumes from
+  if (!leads()) return;
   fs::create_directories(directory);
   write_text_file(directory + "/config.yaml", config_yaml(config_));
   metrics_.emplace(directory + "/metrics.jsonl", step_number_);
@@ -121,7 +124,8 @@ Trainer::Outcome Trainer::train_one() {
   }
   const int64_t calls_before = step_->selections().selector_calls();
   step_->begin(totals);
-  for (const HostSequence& s : sequences) step_->micro_batch(s);
+  for (size_t i = static_cast<size_t>(data_.rank()); i < sequences.size(); i += static_cast<size_t>(data_.size())) step_->micro_batch(sequences[i]);
+  step_->reduce();
   optimizer_->update(schedule_.rate(step_number_ + 1), step_->sums(), step_->stream());
   o.update = optimizer_->result(step_->stream());
   o.losses = step_->losses();
@@ -133,7 +137,7 @@ Trainer::Outcome Trainer::train_one() {
   ++step_number_;
   tokens_ += o.tokens;
   not_finite_in_row_ = o.update.applied ? 0 : not_finite_in_row_ + 1;
-  if (!o.update.applied) report_not_finite(o, loaded);
+  if (!o.update.applied && leads()) report_not_finite(o, loaded);
   return o;
 }
 
@@ -172,11 +176,14 @@ double Trainer::evaluate() { return step_->evaluate(validation_).lm; }
 void Trainer::evaluate_and_record() {
   const auto start = std::chrono::steady_clock::now();
   const double loss = evaluate();
+  if (!leads()) return;
   metrics_->write({{"step", step_number_}, {"validation_loss", loss}, {"seconds", seconds_since(start)}});
   spdlog::info("step {}: validation loss {:.4f} over {} sequences", step_number_, loss, validation_.size());
 }
 
 void Trainer::save() {
+  saved_step_ = step_number_;
+  if (!leads()) return data_.barrier();
   const auto start = std::chrono::steady_clock::now();
   const std::string& directory = config_.checkpoint.directory;
   CheckpointWriter writer(directory, step_number_);
@@ -188,8 +195,16 @@ void Trainer::save() {
   write_text_file(writer.path() + "/trainer.json", trainer.dump(1) + "\n");
   const std::string path = writer.commit();
   remove_old_checkpoints(directory, config_.checkpoint.keep, config_.checkpoint.milestone_every);
-  saved_step_ = step_number_;
   spdlog::info("saved {} in {:.1f} s", path, seconds_since(start));
+  data_.barrier();
+}
+
+// The ranks stop after the same step: whichever has a signal, all have it.
+int Trainer::agreed_signal() {
+  if (data_.size() == 1) return stop_signal();
+  int32_t signal = stop_signal();
+  data_.all_reduce(Tensor(&signal, DType::i32, Device{}, {1}), ReduceOp::max, {});
+  return signal;
 }
 
 ExitCode Trainer::run() {
@@ -198,17 +213,18 @@ ExitCode Trainer::run() {
   while (step_number_ < config_.train.steps) {
     const double lr = schedule_.rate(step_number_ + 1);
     const Outcome o = train_one();
-    record(o, lr);
-    if (due(config_.run.log_every) || step_number_ == config_.train.steps) progress(o, lr);
+    if (leads()) record(o, lr);
+    if (leads() && (due(config_.run.log_every) || step_number_ == config_.train.steps)) progress(o, lr);
     if (not_finite_in_row_ >= config_.train.nonfinite_limit) {
-      spdlog::error("{} steps in a row were not finite (train.nonfinite_limit): the run ends; the last checkpoint is unharmed", not_finite_in_row_);
+      if (leads()) spdlog::error("{} steps in a row were not finite (train.nonfinite_limit): the run ends; the last checkpoint is unharmed", not_finite_in_row_);
       return ExitCode::not_finite;
     }
     const bool last = step_number_ == config_.train.steps;
+    const int signal = agreed_signal();
     if (!validation_.empty() && (due(config_.train.evaluate_every) || last) && config_.model.stage == "sparse") evaluate_and_record();
-    if (due(config_.checkpoint.every) || last || stop_signal()) save();
-    if (const int signal = stop_signal(); signal && !last) {
-      spdlog::info("stopped by {} after step {}; continue with --resume latest", signal_name(signal), step_number_);
+    if (due(config_.checkpoint.every) || last || signal) save();
+    if (signal && !last) {
+      if (leads()) spdlog::info("stopped by {} after step {}; continue with --resume latest", signal_name(signal), step_number_);
       return ExitCode::stopped;
     }
   }

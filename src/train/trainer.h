@@ -24,9 +24,10 @@ enum class ExitCode : int {
 class Trainer {
  public:
   // resume: "", "latest" or the path of a checkpoint. "latest" without any checkpoint starts anew.
+  // Every rank of `data` constructs one and calls run(): they share the sequences of each step.
   // Throws UserError: data, weights or checkpoint that do not fit the configuration; a run directory that already holds
   // checkpoints when resume is empty.
-  Trainer(const Config&, const std::string& resume);
+  Trainer(const Config&, const std::string& resume, Device, Communicator& data);
   ExitCode run();
 
   // Mean cross entropy on the validation data (evaluate_sequences of them).
@@ -49,8 +50,12 @@ class Trainer {
   void evaluate_and_record();
   void save();
 
+  bool leads() const { return data_.rank() == 0; }  // writes files and speaks
+  int agreed_signal();
+
   Config config_;
   Device device_;
+  Communicator& data_;
   std::unique_ptr<Model> model_;
   Schedule schedule_;
   std::unique_ptr<Loader> loader_;

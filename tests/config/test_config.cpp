@@ -74,7 +74,13 @@ TEST(ConfigReader, ImpossibleCombinations) {
   EXPECT_EQ(error_of(std::string(kMinimal) + "schedule:\n  kind: wsd\n"), "run.yaml: schedule.decay_steps: 0; wsd needs from 1 to 10 steps of decay");
   EXPECT_EQ(error_of(std::string(kMinimal) + "schedule:\n  decay_steps: 3\n"), "run.yaml:9: schedule.decay_steps: acts only with schedule.kind wsd, which is cosine");
   EXPECT_EQ(error_of(std::string(kMinimal) + "  evaluate_every: 5\n"), "run.yaml:8: train.evaluate_every: needs data.validation");
-  EXPECT_EQ(error_of(std::string(kMinimal) + "parallel:\n  context: 2\n"), "run.yaml:9: parallel.context: this build trains on one rank; expected 1");
+  EXPECT_EQ(error_of(std::string(kMinimal) + "parallel:\n  context: 2\n"), "run.yaml:9: parallel.context: 2; this build splits sequences and experts over 1 rank");
+}
+
+TEST(ConfigReader, DataRanksDivideTheSequencesOfAStep) {
+  EXPECT_EQ(error_of(std::string(kMinimal) + "  micro_batches: 3\nparallel:\n  data: 2\n"),
+            "run.yaml:10: parallel.data: 2 does not divide train.micro_batches, 3: every rank takes equally many sequences of a step");
+  EXPECT_EQ(config_of(std::string(kMinimal) + "  micro_batches: 4\nparallel:\n  data: 2\n").parallel.data, 2);
 }
 
 TEST(ConfigReader, OverridesGoThroughTheSameChecks) {

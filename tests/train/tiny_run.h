@@ -41,6 +41,14 @@ class TinyRun {
     more.insert(more.begin(), {"--set", "checkpoint.directory=" + (folder_ / directory)});
     return command(more);
   }
+  // The same under mpirun with `ranks` ranks.
+  std::vector<std::string> under_mpirun(int ranks, const std::string& directory, std::vector<std::string> more = {}) const {
+    std::vector<std::string> all{HYSCALE_MPIRUN, "--oversubscribe", "--allow-run-as-root", "-x", "OMP_NUM_THREADS=1", "--mca", "btl_vader_single_copy_mechanism", "none", "-np", std::to_string(ranks)};
+    more.insert(more.end(), {"--set", "parallel.data=" + std::to_string(ranks)});
+    const std::vector<std::string> one = into(directory, more);
+    all.insert(all.end(), one.begin(), one.end());
+    return all;
+  }
   std::string operator/(const std::string& name) const { return folder_ / name; }
 
   // Everything that makes up the state of a checkpoint.

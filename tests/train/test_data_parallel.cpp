@@ -1,0 +1,87 @@
+// Data parallelism over MPI ranks on the CPU: the ranks of a step give what one rank gives.
+#include <cmath>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/safetensors.h"
+#include "tests/train/tiny_run.h"
+
+namespace hyscale {
+namespace {
+
+using test::run;
+using test::TinyRun;
+
+// Worst relative L2 difference of any tensor between two models.
+double model_difference(const std::string& a, const std::string& b) {
+  const SafetensorsReader x(a + "/model/model.safetensors"), y(b + "/model/model.safetensors");
+  double worst = 0;
+  for (const auto& [name, info] : x.tensors()) {
+    const std::vector<float> u = x.read_f32(name), v = y.read_f32(name);
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < u.size(); ++i) difference += (double{u[i]} - v[i]) * (double{u[i]} - v[i]), norm += double{u[i]} * u[i];
+    worst = std::max(worst, std::sqrt(difference) / std::max(std::sqrt(norm), 1e-6));
+  }
+  return worst;
+}
+
+TEST(DataParallel, RanksGiveTheLossesAndWeightsOfOneRank) {
+  const TinyRun t;
+  const std::vector<std::string> four{"--set", "train.micro_batches=4", "--set", "train.steps=6"};
+  const auto one = run(t.into("one", four));
+  ASSERT_EQ(one.code, 0) << one.output;
+  for (int ranks : {2, 4}) {
+    const std::string directory = "ranks" + std::to_string(ranks);
+    const auto many = run(t.under_mpirun(ranks, directory, four));
+    ASSERT_EQ(many.code, 0) << many.output;
+    const auto a = t.metrics("one"), b = t.metrics(directory);
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i)
+      for (const char* key : {"loss", "index_loss", "balance_loss", "grad_norm", "validation_loss"})
+        EXPECT_NEAR(a[i].value(key, 0.0), b[i].value(key, 0.0), 1e-5 * std::abs(a[i].value(key, 0.0))) << key << " of line " << i;
+    EXPECT_EQ(b[0]["tokens"], 4 * 96);
+    EXPECT_EQ(b[0]["selector_calls"], 3 * 4 / ranks);
+    // AdamW turns rounding of tiny gradients into steps of its own size, so weights differ more than losses.
+    EXPECT_LT(model_difference(t / "one/step-00000006", t / (directory + "/step-00000006")), 1e-2);
+  }
+}
+
+TEST(DataParallel, AnotherNumberOfRanksContinuesTheSameRun) {
+  const TinyRun t;
+  const std::vector<std::string> four{"--set", "train.micro_batches=4", "--set", "train.steps=10"};
+  ASSERT_EQ(run(t.into("straight", four)).code, 0);
+  ASSERT_EQ(run(t.under_mpirun(2, "cut", {"--set", "train.micro_batches=4", "--set", "train.steps=5", "--set", "optimizer.lr=1e-3"})).code, 0);
+  const auto resumed = run(t.into("cut", {"--set", "train.micro_batches=4", "--set", "train.steps=10", "--resume", "latest"}));
+  ASSERT_EQ(resumed.code, 0) << resumed.output;
+  // The first half ran with its own schedule, so what must agree is the data and where the run stands.
+  EXPECT_EQ(t.metrics("straight").back()["step"], t.metrics("cut").back()["step"]);
+  EXPECT_EQ(t.metrics("straight")[9]["labels"], t.metrics("cut")[10]["labels"]);
+}
+
+TEST(DataParallel, ARankThatFailsEndsTheJob) {
+  const TinyRun t;
+  const auto wrong = run(t.under_mpirun(2, "a", {"--set", "data.train=[{path: /nowhere/x}]"}));
+  EXPECT_NE(wrong.code, 0);
+  EXPECT_CONTAINS(wrong.output, "/nowhere/x.bin: cannot open");
+  const auto lonely = run(t.into("b", {"--set", "parallel.data=2"}));
+  EXPECT_EQ(lonely.code, 2);
+  EXPECT_CONTAINS(lonely.output, "parallel.data: 2, but the job has 1 rank; start it with mpirun");
+}
+
+TEST(DataParallel, AKilledRankEndsTheJobAndTheLastCheckpointResumes) {
+  const TinyRun t;
+  test::Child job(t.under_mpirun(2, "k", {"--set", "train.steps=100000", "--set", "checkpoint.every=3"}), t / "log");
+  while (job.running() && list_checkpoints(t / "k").empty()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  // One of the two ranks, by its command line.
+  const auto killed = run({"/bin/sh", "-c", "pkill -KILL -n -f '[h]yscale-train --config " + (t / "run.yaml") + "'"});
+  EXPECT_EQ(killed.code, 0);
+  EXPECT_NE(job.wait(), 0);
+  const std::string latest = find_checkpoint(t / "k", "latest");
+  ASSERT_FALSE(latest.empty());
+  EXPECT_NO_THROW(verify_checkpoint(latest, true));
+  const int64_t step = list_checkpoints(t / "k").back().first;
+  const auto resumed = run(t.under_mpirun(2, "k", {"--set", "train.steps=" + std::to_string(step + 2), "--resume", "latest"}));
+  EXPECT_EQ(resumed.code, 0) << resumed.output;
+}
+
+}  // namespace
+}  // namespace hyscale
