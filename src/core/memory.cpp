@@ -91,6 +91,15 @@ int cuda_device_count() {
 #endif
 }
 
+std::string cuda_device_identity(Device device) {
+  char address[32] = "none";
+#ifdef HYSCALE_HAS_CUDA
+  if (device.is_cuda()) HYSCALE_CHECK(cudaDeviceGetPCIBusId(address, sizeof address, device.index) == cudaSuccess, to_string(device));
+#endif
+  (void)device;
+  return address;
+}
+
 size_t cuda_memory_bytes() {
   size_t total = 0;
 #ifdef HYSCALE_HAS_CUDA

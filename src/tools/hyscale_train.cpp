@@ -1,8 +1,11 @@
 // hyscale-train: trains a model from a configuration.
+#include <spdlog/spdlog.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <functional>
 #include <iostream>
+#include <set>
 
 #include "tools/main.h"
 #include "train/plan.h"
@@ -12,13 +15,22 @@
 namespace hyscale {
 namespace {
 
+// True when no two ranks use the same GPU.
+bool own_gpus(Communicator& world, Device device) {
+  int64_t mine = static_cast<int64_t>(std::hash<std::string>{}(host_name() + cuda_device_identity(device)));
+  std::vector<int64_t> all(static_cast<size_t>(world.size()));
+  world.all_gather(Tensor(&mine, DType::i64, Device{}, {1}), Tensor(all.data(), DType::i64, Device{}, {world.size()}), {});
+  return std::set<int64_t>(all.begin(), all.end()).size() == all.size();
+}
+
 // All ranks of the job, over NCCL where each has a GPU of its own and over MPI otherwise.
 std::unique_ptr<Communicator> data_ranks(const MpiEnvironment& mpi, Device device) {
+  std::unique_ptr<Communicator> world = mpi.world();
 #ifdef HYSCALE_HAS_CUDA
-  if (device.is_cuda() && cuda_device_count() >= mpi.local_size() && mpi.world()->size() > 1) return make_nccl_communicator(mpi.world(), device);
+  if (device.is_cuda() && world->size() > 1 && own_gpus(*world, device)) world = make_nccl_communicator(std::move(world), device);
 #endif
-  (void)device;
-  return mpi.world();
+  if (world->rank() == 0) spdlog::info("{} ranks over {}", world->size(), world->transport());
+  return world;
 }
 
 // Whether a launcher (mpirun, or srun with PMI) started this process; alone it needs no MPI.
