@@ -26,9 +26,11 @@ bool own_gpus(Communicator& world, Device device) {
 // All ranks of the job, over NCCL where each has a GPU of its own and over MPI otherwise.
 std::unique_ptr<Communicator> data_ranks(const MpiEnvironment& mpi, Device device) {
   std::unique_ptr<Communicator> world = mpi.world();
+  const bool over_nccl = device.is_cuda() && world->size() > 1 && own_gpus(*world, device);
 #ifdef HYSCALE_HAS_CUDA
-  if (device.is_cuda() && world->size() > 1 && own_gpus(*world, device)) world = make_nccl_communicator(std::move(world), device);
+  if (over_nccl) world = make_nccl_communicator(std::move(world), device);
 #endif
+  HYSCALE_CHECK(!over_nccl || built_with_cuda(), "a CUDA device in a build without CUDA");
   if (world->rank() == 0) spdlog::info("{} ranks over {}", world->size(), world->transport());
   return world;
 }
