@@ -21,6 +21,8 @@ void fill(const Parameter& p, uint64_t seed, float range, float* out) {
 
 }  // namespace
 
+Parameter norm_weight(const std::string& name, int64_t size) { return {.name = name, .shape = {size}, .init = Init::ones, .weight_decay = false}; }
+
 Parameter& ParameterStore::add(Parameter p) {
   HYSCALE_CHECK(!find(p.name), "parameter ", p.name, " exists already");
   int64_t covered = 0;

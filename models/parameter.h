@@ -38,6 +38,9 @@ struct Parameter {
   Tensor grad;                // f32, same shape; absent for buffers
 };
 
+// The weight of a norm: ones, without weight decay.
+Parameter norm_weight(const std::string& name, int64_t size);
+
 class ParameterStore {
  public:
   // References stay valid. Throws InternalError on a second parameter of the same name, or when `hf` does not cover it.

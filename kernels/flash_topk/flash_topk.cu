@@ -12,11 +12,10 @@
 #include <cuda.h>
 
 #include "kernels/common/cuda.cuh"
+#include "kernels/common/hopper.cuh"
 #include "kernels/common/op.h"
-#include "kernels/flash_topk/first_product.cuh"
 #include "kernels/flash_topk/flash_topk_cuda.h"
 #include "kernels/flash_topk/select.cuh"
-#include "kernels/sparse_attention/hopper.cuh"
 
 namespace hyscale {
 
@@ -250,7 +249,7 @@ class Scorer {
       const uint64_t a = row_descriptor(shared_address(s_.keys[stage][step / 4]) + group() * kTileBytes) + step % 4 * 2;
       const uint64_t b = row_descriptor(shared_address(s_.q[step / 4])) + step % 4 * 2;
       if (step == 0)
-        topk::wgmma_n256_first(d, a, b);
+        wgmma_n256_first(d, a, b);
       else
         wgmma_n256<0, 0>(d, a, b, 1);
     }

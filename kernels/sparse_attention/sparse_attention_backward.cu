@@ -7,7 +7,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/common/row_sums.cuh"
-#include "kernels/sparse_attention/hopper.cuh"
+#include "kernels/common/hopper.cuh"
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
 
 namespace hyscale {

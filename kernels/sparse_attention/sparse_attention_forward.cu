@@ -4,7 +4,7 @@
 // warpgroups hold half of the value columns and multiply by the probabilities it leaves in shared memory.
 #include <cuda_runtime.h>
 
-#include "kernels/sparse_attention/hopper.cuh"
+#include "kernels/common/hopper.cuh"
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
 
 namespace hyscale {

@@ -4,13 +4,6 @@
 #include "kernels/rms_norm/rms_norm.h"
 
 namespace hyscale {
-namespace {
-
-Parameter norm_weight(const std::string& name, int64_t size) {
-  return {.name = name, .shape = {size}, .init = Init::ones, .weight_decay = false};
-}
-
-}  // namespace
 
 DecoderLayer::DecoderLayer(ParameterStore& store, const std::string& prefix, const GlmConfig& c, bool owns_indexer, bool dense)
     : eps_(c.norm_eps),

@@ -26,7 +26,7 @@ GlmModel::GlmModel(const nlohmann::json& hf_config, const std::string& path, con
     layers_.emplace_back(store_, concat("model.layers.", i, "."), config_, config_.selecting_layer[at], config_.dense_layer[at]);
     if (layers_.back().moe()) moe_layers_.push_back(layers_.back().moe());
   }
-  norm_ = &store_.add({.name = "model.norm.weight", .shape = {hidden}, .init = Init::ones, .weight_decay = false});
+  norm_ = &store_.add(norm_weight("model.norm.weight", hidden));
   lm_head_ = &store_.add({.name = "lm_head.weight", .shape = {config_.vocab_size, hidden}});
   if (!options.mtp) return;
   mtp_.emplace(store_, concat("model.layers.", config_.num_layers, "."), config_, options.mtp_depths, num_slots_, *embedding_, *lm_head_);

@@ -9,10 +9,6 @@
 namespace hyscale {
 namespace {
 
-Parameter norm_weight(const std::string& name, int64_t size) {
-  return {.name = name, .shape = {size}, .init = Init::ones, .weight_decay = false};
-}
-
 void norm_backward(Context& ctx, const Tensor& x, const Parameter& weight, const Tensor& rstd, const Tensor& dy, const Tensor& dx, bool accumulate) {
   RmsNormBackward n{x, weight.value, rstd, dy, dx, accumulate, weight.grad, {}, ctx.stream};
   const ArenaScope scope(*ctx.scratch);

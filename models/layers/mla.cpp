@@ -10,10 +10,6 @@
 namespace hyscale {
 namespace {
 
-Parameter norm_weight(const std::string& name, int64_t size) {
-  return {.name = name, .shape = {size}, .init = Init::ones, .weight_decay = false};
-}
-
 // [T, D] -> [T, 1, D], for rope on a row that all heads share.
 Tensor one_head(const Tensor& x) { return Tensor(x.raw(), x.dtype(), x.device(), {x.size(0), 1, x.size(1)}, {x.stride(0), x.size(1), x.stride(1)}); }
 
