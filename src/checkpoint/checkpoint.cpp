@@ -67,13 +67,15 @@ void point_latest(const std::string& directory, const std::string& name) {
 }  // namespace
 
 CheckpointWriter::CheckpointWriter(const std::string& directory, int64_t step)
-    : directory_(directory), partial_(directory + "/.partial-" + step_name(step)), final_(directory + "/" + step_name(step)) {
+    : directory_(directory), partial_(partial_path(directory, step)), final_(directory + "/" + step_name(step)) {
   make_folder(directory);
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(directory))
     if (entry.path().filename().string().starts_with(".partial-")) fs::remove_all(entry.path(), ignored);
   make_folder(partial_);
 }
+
+std::string CheckpointWriter::partial_path(const std::string& directory, int64_t step) { return directory + "/.partial-" + step_name(step); }
 
 CheckpointWriter::~CheckpointWriter() {
   std::error_code ignored;

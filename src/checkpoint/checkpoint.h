@@ -21,6 +21,7 @@ class CheckpointWriter {
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
   const std::string& path() const { return partial_; }  // where the parts go
+  static std::string partial_path(const std::string& directory, int64_t step);  // the same, for other ranks
   // Manifest, sync, rename, `latest`. Returns the final path.
   std::string commit();
 

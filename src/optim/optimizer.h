@@ -1,8 +1,12 @@
 // AdamW over a model's parameters: f32 masters and moments, one clipped norm per group.
+//
+// The data ranks share the state (ZeRO-1, a whole parameter at a time): each parameter has an owner that keeps its master
+// and moments, updates it, and broadcasts the new value. Gradients are already summed over the ranks when update() is called.
 #pragma once
 #include <string>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "models/parameter.h"
 
 namespace hyscale {
@@ -16,7 +20,8 @@ struct OptimizerOptions {
 
 class Optimizer {
  public:
-  Optimizer(ParameterStore&, const OptimizerOptions&, Device);
+  // rank and ranks: of the data group; `data` is null for one rank (and on meta, where a plan asks for one rank's share).
+  Optimizer(ParameterStore&, const OptimizerOptions&, Device, int rank = 0, int ranks = 1, Communicator* data = nullptr);
 
   // Norms, clipping and update, all on the device. `sums` (f64) must be finite too; when anything is not, no weight changes.
   void update(double lr, const Tensor& sums, Stream);
@@ -30,10 +35,10 @@ class Optimizer {
 
   int64_t updates() const { return updates_; }
 
-  // One safetensors file with master, m and v of every trained parameter. Restoring is bit-exact; throws UserError naming
-  // the file and tensor where they do not fit this model.
-  void save(const std::string& path) const;
-  void restore(const std::string& path, int64_t updates);
+  // FOLDER/rank-NNNNN.safetensors with master, m and v of the parameters that this rank owns. Restoring is bit-exact, from
+  // files of any number of ranks; throws UserError naming file and tensor where they do not fit this model.
+  void save(const std::string& folder) const;
+  void restore(const std::string& folder, int64_t updates);
 
  private:
   struct State {
@@ -41,10 +46,15 @@ class Optimizer {
     Tensor master, m, v;  // f32, flat
   };
 
+  void share_values(Stream);
+
   OptimizerOptions options_;
   Device device_;
+  int rank_;
+  Communicator* data_;
   Buffer memory_, scalars_, workspace_;
-  std::vector<State> states_;
+  std::vector<State> states_;                              // of the parameters that this rank owns
+  std::vector<std::pair<Parameter*, int>> trained_;        // every trained parameter and its owner
   Tensor norm_sums_;  // f64 [2]: squares of trunk and indexer gradients
   Tensor gates_;      // f32 [2, 2]: clip factor and flag of each group
   int64_t updates_ = 0;

@@ -43,7 +43,7 @@ Plan make_plan(const Config& c) {
   p.active_elements = model->num_active_elements();
 
   const size_t before = allocated_bytes(meta);
-  const Optimizer optimizer(store, optimizer_options(c), meta);
+  const Optimizer optimizer(store, optimizer_options(c), meta, 0, static_cast<int>(c.parallel.data));
   p.optimizer = allocated_bytes(meta) - before;
 
   Step step(*model, step_options(c, meta, dtype));

@@ -72,7 +72,7 @@ Trainer::Trainer(const Config& config, const std::string& resume, Device device,
   options.reserve = plan.step;
   options.data = &data_;
   step_ = std::make_unique<Step>(*model_, options);
-  optimizer_ = std::make_unique<Optimizer>(store, optimizer_options(config_), device_);
+  optimizer_ = std::make_unique<Optimizer>(store, optimizer_options(config_), device_, data_.rank(), data_.size(), &data_);
   if (!checkpoint.empty()) restore(checkpoint);
   first_step_ = step_number_;
   data_.barrier();  // every rank has read what it resumes from
@@ -108,7 +108,7 @@ void Trainer::restore(const std::string& path) {
   not_finite_in_row_ = j.at("not_finite_in_row");
   saved_step_ = step_number_;
   loader_->restore(j.at("loader"));
-  optimizer_->restore(path + "/optimizer/rank-00000.safetensors", j.at("updates"));
+  optimizer_->restore(path + "/optimizer", j.at("updates"));
 }
 
 Trainer::Outcome Trainer::train_one() {
@@ -183,19 +183,26 @@ void Trainer::evaluate_and_record() {
 
 void Trainer::save() {
   saved_step_ = step_number_;
-  if (!leads()) return data_.barrier();
   const auto start = std::chrono::steady_clock::now();
   const std::string& directory = config_.checkpoint.directory;
-  CheckpointWriter writer(directory, step_number_);
-  save_weights(*model_, model_->parameters(), writer.path() + "/model", checkpoint_dtype(config_, device_));
-  fs::create_directories(writer.path() + "/optimizer");
-  optimizer_->save(writer.path() + "/optimizer/rank-00000.safetensors");
-  const nlohmann::json trainer{{"step", step_number_}, {"tokens", tokens_}, {"updates", optimizer_->updates()}, {"not_finite_in_row", not_finite_in_row_},
-                               {"stage", config_.model.stage}, {"loader", loader_->cursor()}, {"config", config_yaml(config_)}};
-  write_text_file(writer.path() + "/trainer.json", trainer.dump(1) + "\n");
-  const std::string path = writer.commit();
-  remove_old_checkpoints(directory, config_.checkpoint.keep, config_.checkpoint.milestone_every);
-  spdlog::info("saved {} in {:.1f} s", path, seconds_since(start));
+  // The leader makes the folder and its parts; then every rank adds its optimizer state; then the leader commits.
+  std::optional<CheckpointWriter> writer;
+  if (leads()) {
+    writer.emplace(directory, step_number_);
+    save_weights(*model_, model_->parameters(), writer->path() + "/model", checkpoint_dtype(config_, device_));
+    fs::create_directories(writer->path() + "/optimizer");
+    const nlohmann::json trainer{{"step", step_number_}, {"tokens", tokens_}, {"updates", optimizer_->updates()}, {"not_finite_in_row", not_finite_in_row_},
+                                 {"stage", config_.model.stage}, {"loader", loader_->cursor()}, {"config", config_yaml(config_)}};
+    write_text_file(writer->path() + "/trainer.json", trainer.dump(1) + "\n");
+  }
+  data_.barrier();
+  optimizer_->save(CheckpointWriter::partial_path(directory, step_number_) + "/optimizer");
+  data_.barrier();
+  if (leads()) {
+    const std::string path = writer->commit();
+    remove_old_checkpoints(directory, config_.checkpoint.keep, config_.checkpoint.milestone_every);
+    spdlog::info("saved {} in {:.1f} s", path, seconds_since(start));
+  }
   data_.barrier();
 }
 
