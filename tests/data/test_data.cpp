@@ -1,3 +1,5 @@
+#include <sentencepiece_trainer.h>
+
 #include <map>
 #include <set>
 
@@ -123,6 +125,29 @@ TEST(Tokenizer, BytesRoundTrip) {
 }
 
 TEST(Tokenizer, AMissingModelIsNamed) { EXPECT_CONTAINS(error_of([] { make_tokenizer("/nowhere/t.model"); }), "/nowhere/t.model: is no SentencePiece model"); }
+
+TEST(Tokenizer, SentencePieceModelsEncodeDecodeAndEndDocuments) {
+  const TemporaryFolder f;
+  std::string text;
+  for (const char* line : {"selected attention reads the best keys\n", "the indexer scores every earlier token\n", "a selection is a set of indices\n"})
+    for (int i = 0; i < 20; ++i) text += line;
+  test::write_file(f / "corpus.txt", text);
+  const auto trained = sentencepiece::SentencePieceTrainer::Train("--input=" + (f / "corpus.txt") + " --model_prefix=" + (f / "m") +
+                                                                  " --vocab_size=60 --hard_vocab_limit=false --minloglevel=2");
+  ASSERT_TRUE(trained.ok()) << trained.ToString();
+  const auto t = make_tokenizer(f / "m.model");
+  const std::string sentence = "the best selection reads every token";
+  const std::vector<int32_t> ids = t->encode(sentence);
+  EXPECT_LT(ids.size(), sentence.size());
+  for (int32_t id : ids) EXPECT_TRUE(id >= 0 && id < t->vocabulary_size());
+  EXPECT_EQ(t->decode(ids), sentence);
+  const BuildReport r = build_dataset({{f / "corpus.txt"}, f / "set"}, *t);
+  std::vector<int32_t> stored(static_cast<size_t>(r.tokens));
+  IndexedDataset(f / "set").read(0, 0, r.tokens, t->vocabulary_size(), stored.data());
+  EXPECT_EQ(stored.back(), t->end_of_document());
+  stored.pop_back();
+  EXPECT_EQ(stored, t->encode(text));
+}
 
 TEST(BuildDataset, FoldersJsonLinesEmptyAndBinaryFiles) {
   const TemporaryFolder f;

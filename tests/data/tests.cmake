@@ -1,1 +1,2 @@
-hyscale_test(test_data SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_data.cpp DEPENDS hyscale_data)
+find_library(SENTENCEPIECE_TRAIN_LIBRARY sentencepiece_train REQUIRED)
+hyscale_test(test_data SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_data.cpp DEPENDS hyscale_data ${SENTENCEPIECE_TRAIN_LIBRARY})
