@@ -28,6 +28,9 @@ Tensor Arena::allocate(DType dtype, Shape shape) {
   mark_.offset += bytes;
   mark_.used += bytes;
   peak_ = std::max(peak_, mark_.used);
+#ifdef HYSCALE_POISON
+  if (device_.is_cpu()) fill_bytes(t, 0xFF, {});
+#endif
   return t;
 }
 
