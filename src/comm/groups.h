@@ -25,12 +25,17 @@ RankPlace place_of(int rank, const ParallelSizes&);
 struct ProcessGroups {
   ParallelSizes sizes;
   RankPlace place{};
+  std::unique_ptr<Communicator> hosts;            // all ranks, for tensors in host memory
   std::unique_ptr<Communicator> world;            // gradients of what every rank holds
   std::unique_ptr<Communicator> data;             // ranks with the same part of different sequences
   std::unique_ptr<Communicator> context;          // ranks with different parts of one sequence
   std::unique_ptr<Communicator> expert;           // ranks that share out the experts
   std::unique_ptr<Communicator> expert_replicas;  // ranks that hold the same experts: their gradients
 };
-ProcessGroups make_process_groups(std::unique_ptr<Communicator> world, const ParallelSizes&);
+// `world` moves tensors of the ranks' devices, `hosts` those in host memory.
+ProcessGroups make_process_groups(std::unique_ptr<Communicator> world, std::unique_ptr<Communicator> hosts, const ParallelSizes&);
+ProcessGroups make_single_process_group();
+// The groups of one rank of a job that does not exist, for plans.
+ProcessGroups make_meta_process_groups(int rank, const ParallelSizes&);
 
 }  // namespace hyscale

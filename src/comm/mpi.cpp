@@ -127,7 +127,8 @@ class MpiCommunicator final : public Communicator {
     // A piece of every part at a time: MPI_Reduce_scatter_block wants the parts adjacent, so each part is its own reduce.
     for (int root = 0; root < size_; ++root)
       in_pieces(part, [&](int64_t at, int n) {
-        check_mpi(MPI_Reduce(from.data() + root * part + at, to.data() + at, n / width, type, MPI_SUM, root, comm_), "reduce_scatter");
+        char *in = from.data() + root * part + at, *out = to.data() + at;
+        check_mpi(MPI_Reduce(rank_ == root && in == out ? MPI_IN_PLACE : in, out, n / width, type, MPI_SUM, root, comm_), "reduce_scatter");
       });
     to.store();
     sent_bytes_ += part * (size_ - 1);
@@ -191,7 +192,7 @@ class MpiCommunicator final : public Communicator {
       const Run send = out(to), receive = in(from);
       if (i == 0) {
         HYSCALE_CHECK(send.bytes == receive.bytes, operation, ": own run has ", send.bytes, " and ", receive.bytes, " bytes");
-        if (send.bytes) std::copy_n(send.data, send.bytes, receive.data);
+        if (send.bytes && send.data != receive.data) std::copy_n(send.data, send.bytes, receive.data);
         continue;
       }
       post_receive(receive.data, receive.bytes, from);

@@ -45,7 +45,8 @@ void export_model(const std::string& path, const std::string& output, const std:
   model->parameters().allocate(Device{}, DType::f32);
   load_weights(model->parameters(), folder);
   const std::string stored = config.value("dtype", config.value("torch_dtype", "bfloat16"));
-  save_weights(*model, model->parameters(), output, dtype == "same" ? stored : dtype);
+  ProcessGroups alone = make_single_process_group();
+  save_weights(*model, alone, output, dtype == "same" ? stored : dtype);
   std::cout << fmt::format("exported {} to {}\n", from, output);
 }
 

@@ -3,7 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdlib>
-#include <functional>
 #include <iostream>
 #include <set>
 
@@ -23,16 +22,19 @@ bool own_gpus(Communicator& world, Device device) {
   return std::set<int64_t>(all.begin(), all.end()).size() == all.size();
 }
 
-// All ranks of the job, over NCCL where each has a GPU of its own and over MPI otherwise.
-std::unique_ptr<Communicator> data_ranks(const MpiEnvironment& mpi, Device device) {
+// The ranks of the job, over NCCL where each has a GPU of its own and over MPI otherwise.
+ProcessGroups groups_over_mpi(const MpiEnvironment& mpi, Device device, const ParallelSizes& sizes) {
   std::unique_ptr<Communicator> world = mpi.world();
+  check_parallel_sizes(sizes, world->size());
+  std::unique_ptr<Communicator> hosts = world->split(0, world->rank());
   const bool over_nccl = device.is_cuda() && world->size() > 1 && own_gpus(*world, device);
 #ifdef HYSCALE_HAS_CUDA
   if (over_nccl) world = make_nccl_communicator(std::move(world), device);
 #endif
   HYSCALE_CHECK(!over_nccl || built_with_cuda(), "a CUDA device in a build without CUDA");
-  if (world->rank() == 0) spdlog::info("{} ranks over {}", world->size(), world->transport());
-  return world;
+  if (world->rank() == 0)
+    spdlog::info("{} ranks over {}: data {} x context {}, experts over {}", world->size(), world->transport(), sizes.data, sizes.context, sizes.expert);
+  return make_process_groups(std::move(world), std::move(hosts), sizes);
 }
 
 // Whether a launcher (mpirun, or srun with PMI) started this process; alone it needs no MPI.
@@ -42,22 +44,23 @@ bool launched_with_ranks() {
   return false;
 }
 
-int train_as_rank(const Config& config, const std::string& resume, int local_rank, const std::function<std::unique_ptr<Communicator>(Device)>& make_ranks) {
-  const Device device = choose_device(config.run.device, local_rank);
-  const std::unique_ptr<Communicator> data = make_ranks(device);
-  if (data->size() != config.parallel.data)
-    throw UserError(concat("parallel.data: ", config.parallel.data, ", but the job has ", data->size(), data->size() == 1 ? " rank; start it with mpirun" : " ranks"));
-  if (data->rank() == 0) std::cout << "# effective configuration\n" << config_yaml(config) << std::flush;
+int train_as_rank(const Config& config, const std::string& resume, Device device, ProcessGroups groups) {
+  if (groups.hosts->rank() == 0) std::cout << "# effective configuration\n" << config_yaml(config) << std::flush;
   install_stop_signals();
-  return static_cast<int>(Trainer(config, resume, device, *data).run());
+  return static_cast<int>(Trainer(config, resume, device, groups).run());
 }
 
 int train(const Config& config, const std::string& resume, int argc, char** argv) {
-  if (!launched_with_ranks()) return train_as_rank(config, resume, 0, [](Device) { return make_single_communicator(); });
+  const ParallelSizes sizes = parallel_sizes(config);
+  if (!launched_with_ranks()) {
+    if (sizes.world() != 1) throw UserError(concat("parallel: data ", sizes.data, " x context ", sizes.context, " = ", sizes.world(), " ranks, but the job has 1; start it with mpirun"));
+    return train_as_rank(config, resume, choose_device(config.run.device), make_single_process_group());
+  }
   const MpiEnvironment mpi(&argc, &argv);
   // One rank's failure ends the job: the others may be waiting for it in a collective.
   try {
-    return train_as_rank(config, resume, mpi.local_rank(), [&](Device device) { return data_ranks(mpi, device); });
+    const Device device = choose_device(config.run.device, mpi.local_rank());
+    return train_as_rank(config, resume, device, groups_over_mpi(mpi, device, sizes));
   } catch (const UserError& e) {
     MpiEnvironment::abort(e.what(), 2);
   } catch (const std::exception& e) {

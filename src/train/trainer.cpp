@@ -41,22 +41,22 @@ std::string checkpoint_dtype(const Config& c, Device device) {
 
 }  // namespace
 
-Trainer::Trainer(const Config& config, const std::string& resume, Device device, Communicator& data)
-    : config_(config), device_(device), data_(data), model_(make_model(config)), schedule_(make_schedule(config)) {
+Trainer::Trainer(const Config& config, const std::string& resume, Device device, ProcessGroups& groups)
+    : config_(config), device_(device), groups_(groups), model_(make_model(config, &groups)), schedule_(make_schedule(config)) {
   const std::string& directory = config_.checkpoint.directory;
   const std::string checkpoint = resume.empty() ? "" : find_checkpoint(directory, resume);
   if (resume.empty() && !list_checkpoints(directory).empty())
     throw UserError(concat(directory, ": already holds ", list_checkpoints(directory).back().second, "; continue it with --resume latest, or set checkpoint.directory to a new folder"));
   if (config_.model.stage == "warmup" && !device_.is_cuda() && checkpoint_dtype(config_, device_) == "bfloat16")
     throw UserError("checkpoint.dtype: bfloat16 would round the frozen weights of model.stage warmup; expected auto or float32");
-  const Plan plan = make_plan(config_);
+  const Plan plan = make_plan(config_, groups_.hosts->rank());
   if (!plan.fits())
     throw UserError(concat("the run needs ", plan.total_bytes() >> 20, " MiB on ", to_string(device_), ", available are ", plan.limit >> 20,
                            " MiB; --plan shows by class what takes them"));
   loader_ = std::make_unique<Loader>(loader_options(config_, config_.data.train, *model_, config_.data.shuffle));
   load_validation();
   ParameterStore& store = model_->parameters();
-  store.allocate(device_, compute_dtype(device_));
+  store.allocate(device_, compute_dtype(device_), sharding(config_, groups_));
   if (!checkpoint.empty()) {
     verify_checkpoint(checkpoint, false);
     check_same_model(checkpoint);
@@ -68,14 +68,13 @@ Trainer::Trainer(const Config& config, const std::string& resume, Device device,
   } else {
     store.initialize(static_cast<uint64_t>(config_.train.seed), model_->initializer_range());
   }
-  StepOptions options = step_options(config_, device_, compute_dtype(device_));
+  StepOptions options = step_options(config_, device_, compute_dtype(device_), &groups_);
   options.reserve = plan.step;
-  options.data = &data_;
   step_ = std::make_unique<Step>(*model_, options);
-  optimizer_ = std::make_unique<Optimizer>(store, optimizer_options(config_), device_, data_.rank(), data_.size(), &data_);
+  optimizer_ = std::make_unique<Optimizer>(store, optimizer_options(config_), device_, groups_.world.get());
   if (!checkpoint.empty()) restore(checkpoint);
   first_step_ = step_number_;
-  data_.barrier();  // every rank has read what it resumes from
+  groups_.hosts->barrier();  // every rank has read what it resumes from
   if (!leads()) return;
   fs::create_directories(directory);
   write_text_file(directory + "/config.yaml", config_yaml(config_));
@@ -122,9 +121,10 @@ Trainer::Outcome Trainer::train_one() {
     sequences.push_back(to_host_sequence(loaded.back()));
     totals.add(sequences.back(), model_->mtp_depths());
   }
-  const int64_t calls_before = step_->selections().selector_calls();
+  const int64_t calls_before = step_->selections().selector_calls(), sent_before = sent_bytes();
   step_->begin(totals);
-  for (size_t i = static_cast<size_t>(data_.rank()); i < sequences.size(); i += static_cast<size_t>(data_.size())) step_->micro_batch(sequences[i]);
+  const size_t data_ranks = static_cast<size_t>(groups_.sizes.data);
+  for (size_t i = static_cast<size_t>(groups_.place.data); i < sequences.size(); i += data_ranks) step_->micro_batch(sequences[i], i + data_ranks >= sequences.size());
   step_->reduce();
   optimizer_->update(schedule_.rate(step_number_ + 1), step_->sums(), step_->stream());
   o.update = optimizer_->result(step_->stream());
@@ -133,6 +133,8 @@ Trainer::Outcome Trainer::train_one() {
   o.tokens = totals.queries;
   o.labels = totals.labels;
   o.selector_calls = step_->selections().selector_calls() - calls_before;
+  o.context = step_->take_context_times();
+  o.sent_bytes = sent_bytes() - sent_before;
   o.seconds = seconds_since(start);
   ++step_number_;
   tokens_ += o.tokens;
@@ -159,6 +161,11 @@ void Trainer::record(const Outcome& o, double lr) {
                       {"lr", lr}, {"grad_norm", number(o.update.norm)}, {"indexer_grad_norm", number(o.update.indexer_norm)}, {"applied", o.update.applied},
                       {"tokens", tokens_}, {"labels", o.labels}, {"seconds", o.seconds}, {"tokens_per_second", static_cast<double>(o.tokens) / o.seconds},
                       {"selector_calls", o.selector_calls}, {"peak_bytes", peak_bytes(device_)}};
+  if (groups_.sizes.world() > 1) line["sent_bytes"] = o.sent_bytes;
+  if (groups_.sizes.context > 1) {
+    line["context_transfer_seconds"] = o.context.transfer_ms / 1000;
+    line["context_wait_seconds"] = o.context.wait_ms / 1000;
+  }
   for (double v : o.losses.index_of_layer) line["index_loss_of_layer"].push_back(number(v));
   if (model_->mtp_depths() > 0) line["mtp_loss"] = number(o.losses.mtp);
   metrics_->write(line);
@@ -181,36 +188,43 @@ void Trainer::evaluate_and_record() {
   spdlog::info("step {}: validation loss {:.4f} over {} sequences", step_number_, loss, validation_.size());
 }
 
+int64_t Trainer::sent_bytes() const {
+  int64_t n = 0;
+  for (const auto& c : {&groups_.world, &groups_.context, &groups_.expert, &groups_.expert_replicas}) n += (*c)->sent_bytes();
+  return n;
+}
+
 void Trainer::save() {
   saved_step_ = step_number_;
   const auto start = std::chrono::steady_clock::now();
-  const std::string& directory = config_.checkpoint.directory;
-  // The leader makes the folder and its parts; then every rank adds its optimizer state; then the leader commits.
+  const std::string &directory = config_.checkpoint.directory, partial = CheckpointWriter::partial_path(directory, step_number_);
+  Communicator& hosts = *groups_.hosts;
+  // The leader makes the folder; then every rank adds its weights and optimizer state; then the leader commits.
   std::optional<CheckpointWriter> writer;
   if (leads()) {
     writer.emplace(directory, step_number_);
-    save_weights(*model_, model_->parameters(), writer->path() + "/model", checkpoint_dtype(config_, device_));
-    fs::create_directories(writer->path() + "/optimizer");
+    fs::create_directories(partial + "/model");
+    fs::create_directories(partial + "/optimizer");
     const nlohmann::json trainer{{"step", step_number_}, {"tokens", tokens_}, {"updates", optimizer_->updates()}, {"not_finite_in_row", not_finite_in_row_},
                                  {"stage", config_.model.stage}, {"loader", loader_->cursor()}, {"config", config_yaml(config_)}};
-    write_text_file(writer->path() + "/trainer.json", trainer.dump(1) + "\n");
+    write_text_file(partial + "/trainer.json", trainer.dump(1) + "\n");
   }
-  data_.barrier();
-  optimizer_->save(CheckpointWriter::partial_path(directory, step_number_) + "/optimizer");
-  data_.barrier();
+  hosts.barrier();
+  save_weights(*model_, groups_, partial + "/model", checkpoint_dtype(config_, device_));
+  optimizer_->save(partial + "/optimizer");
+  hosts.barrier();
   if (leads()) {
     const std::string path = writer->commit();
     remove_old_checkpoints(directory, config_.checkpoint.keep, config_.checkpoint.milestone_every);
     spdlog::info("saved {} in {:.1f} s", path, seconds_since(start));
   }
-  data_.barrier();
+  hosts.barrier();
 }
 
 // The ranks stop after the same step: whichever has a signal, all have it.
 int Trainer::agreed_signal() {
-  if (data_.size() == 1) return stop_signal();
   int32_t signal = stop_signal();
-  data_.all_reduce(Tensor(&signal, DType::i32, Device{}, {1}), ReduceOp::max, {});
+  groups_.hosts->all_reduce(Tensor(&signal, DType::i32, Device{}, {1}), ReduceOp::max, {});
   return signal;
 }
 

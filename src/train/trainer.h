@@ -24,10 +24,10 @@ enum class ExitCode : int {
 class Trainer {
  public:
   // resume: "", "latest" or the path of a checkpoint. "latest" without any checkpoint starts anew.
-  // Every rank of `data` constructs one and calls run(): they share the sequences of each step.
+  // Every rank of the groups constructs one and calls run().
   // Throws UserError: data, weights or checkpoint that do not fit the configuration; a run directory that already holds
   // checkpoints when resume is empty.
-  Trainer(const Config&, const std::string& resume, Device, Communicator& data);
+  Trainer(const Config&, const std::string& resume, Device, ProcessGroups&);
   ExitCode run();
 
   // Mean cross entropy on the validation data (evaluate_sequences of them).
@@ -39,6 +39,8 @@ class Trainer {
     Optimizer::Result update;
     int64_t tokens = 0, labels = 0, selector_calls = 0;
     double seconds = 0;
+    Ring::Times context;
+    int64_t sent_bytes = 0;
   };
   void load_validation();
   void check_same_model(const std::string& checkpoint) const;
@@ -50,12 +52,13 @@ class Trainer {
   void evaluate_and_record();
   void save();
 
-  bool leads() const { return data_.rank() == 0; }  // writes files and speaks
+  bool leads() const { return groups_.hosts->rank() == 0; }  // speaks, and writes what is written once
+  int64_t sent_bytes() const;
   int agreed_signal();
 
   Config config_;
   Device device_;
-  Communicator& data_;
+  ProcessGroups& groups_;
   std::unique_ptr<Model> model_;
   Schedule schedule_;
   std::unique_ptr<Loader> loader_;

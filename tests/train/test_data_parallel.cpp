@@ -85,7 +85,7 @@ TEST(DataParallel, ARankThatFailsEndsTheJob) {
   EXPECT_CONTAINS(wrong.output, "/nowhere/x.bin: cannot open");
   const auto lonely = run(t.into("b", {"--set", "parallel.data=2"}));
   EXPECT_EQ(lonely.code, 2);
-  EXPECT_CONTAINS(lonely.output, "parallel.data: 2, but the job has 1 rank; start it with mpirun");
+  EXPECT_CONTAINS(lonely.output, "parallel: data 2 x context 1 = 2 ranks, but the job has 1; start it with mpirun");
 }
 
 TEST(DataParallel, AKilledRankEndsTheJobAndTheLastCheckpointResumes) {

@@ -1,0 +1,55 @@
+#include "models/layers/context_rows.h"
+
+#include "kernels/elementwise/elementwise.h"
+
+namespace hyscale {
+namespace {
+
+// rows [T, C + D]: kv and keys side by side.
+Tensor join_columns(Context& ctx, const Tensor& kv, const Tensor& keys) {
+  const int64_t width = kv.size(1);
+  const Tensor rows = ctx.scratch->allocate(kv.dtype(), {kv.size(0), width + keys.size(1)});
+  cast(rows.slice(1, 0, width), kv, ctx.stream);
+  cast(rows.slice(1, width, rows.size(1)), keys, ctx.stream);
+  return rows;
+}
+
+}  // namespace
+
+ContextRows gather_context_rows(Context& ctx, const Tensor& kv, const Tensor& keys, const ScoreKeys& score) {
+  if (!ctx.ring) {
+    if (score) score(0, keys);
+    return {kv, keys};
+  }
+  const ContextLayout& layout = ctx.ring->layout();
+  const int64_t width = kv.size(1);
+  ContextRows all{ctx.saved->allocate(kv.dtype(), {layout.sequence_tokens(), width}),
+                  keys.defined() ? ctx.saved->allocate(keys.dtype(), {layout.sequence_tokens(), keys.size(1)}) : Tensor()};
+  const ArenaScope scope(*ctx.scratch);
+  const Tensor own = keys.defined() ? join_columns(ctx, kv, keys) : kv;
+  ctx.ring->for_each_shard(own, *ctx.scratch, ctx.stream, [&](int rank, const Tensor& shard) {
+    int64_t at = 0;
+    for (const TokenRange& s : layout.segments(rank)) {
+      const Tensor rows = shard.slice(0, at, at + s.size());
+      at += s.size();
+      if (s.size() == 0) continue;
+      cast(all.kv.slice(0, s.begin, s.end), rows.slice(1, 0, width), ctx.stream);
+      if (!keys.defined()) continue;
+      const Tensor segment_keys = rows.slice(1, width, rows.size(1));
+      cast(all.keys.slice(0, s.begin, s.end), segment_keys, ctx.stream);
+      if (score) score(s.begin, segment_keys);
+    }
+  });
+  return all;
+}
+
+Tensor reduce_context_rows(Context& ctx, const Tensor& all_rows) {
+  if (!ctx.ring) return all_rows;
+  const int64_t tokens = ctx.ring->layout().local_tokens(ctx.ring->group().rank());
+  const Tensor own = ctx.scratch->allocate_zeroed(DType::f32, {tokens, all_rows.size(1)}, ctx.stream);
+  ctx.ring->reduce_into_owners(all_rows, own, *ctx.scratch, ctx.stream,
+                               [&](const Tensor& into, const Tensor& from) { add(into, into, from, ctx.stream); });
+  return own;
+}
+
+}  // namespace hyscale
