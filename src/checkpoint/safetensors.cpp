@@ -1,5 +1,7 @@
 #include "checkpoint/safetensors.h"
 
+#include "core/range.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -122,6 +124,7 @@ const SafetensorInfo& SafetensorsReader::info(const std::string& name) const {
 }
 
 void SafetensorsReader::read(const std::string& name, void* to) const {
+  const Range range("read tensor");
   const SafetensorInfo& i = info(name);
   file_.read_at(i.begin, to, static_cast<size_t>(i.end - i.begin));
 }
@@ -166,6 +169,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<
 }
 
 void SafetensorsWriter::append(const void* bytes, size_t count) {
+  const Range range("write tensor");
   written_ += static_cast<int64_t>(count);
   HYSCALE_CHECK(written_ <= expected_, file_.path(), ": ", written_, " bytes written, ", expected_, " announced");
   file_.write(bytes, count);

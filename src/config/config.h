@@ -48,6 +48,7 @@ struct Config {
   struct Run {
     std::string device = "auto";
     int64_t log_every = 1;
+    double hang_seconds = 600;
   } run;
   struct Parallel {
     int64_t data = 1, context = 1, expert = 1;

@@ -88,6 +88,8 @@ void visit_rest(Visitor& v, Config& c) {
   });
   v.section("run", "This run.", [&](auto& s) {
     s.choice("device", c.run.device, Choices{"auto", "cpu", "cuda"}, "auto: cuda where a device is usable.");
+    s.field("hang_seconds", c.run.hang_seconds, Limits{0, 1e6},
+            "Seconds without any progress of a rank that end the job, naming rank, host and operation; five times as many until the first step is done. 0: no watch.");
     s.field("log_every", c.run.log_every, Limits{1, 1e9}, "Steps between progress lines; metrics.jsonl has every step.");
   });
   v.section("parallel", "Ranks, started with mpirun.", [&](auto& s) {

@@ -42,7 +42,7 @@ std::string checkpoint_dtype(const Config& c, Device device) {
 }  // namespace
 
 Trainer::Trainer(const Config& config, const std::string& resume, Device device, ProcessGroups& groups)
-    : config_(config), device_(device), groups_(groups), model_(make_model(config, &groups)), schedule_(make_schedule(config)) {
+    : config_(config), device_(device), groups_(groups), model_(make_model(config, &groups)), schedule_(make_schedule(config)), watchdog_(config.run.hang_seconds, groups.hosts->rank()) {
   const std::string& directory = config_.checkpoint.directory;
   const std::string checkpoint = resume.empty() ? "" : find_checkpoint(directory, resume);
   if (resume.empty() && !list_checkpoints(directory).empty())
@@ -234,6 +234,7 @@ ExitCode Trainer::run() {
   while (step_number_ < config_.train.steps) {
     const double lr = schedule_.rate(step_number_ + 1);
     const Outcome o = train_one();
+    watchdog_.started();
     if (leads()) record(o, lr);
     if (leads() && (due(config_.run.log_every) || step_number_ == config_.train.steps)) progress(o, lr);
     if (not_finite_in_row_ >= config_.train.nonfinite_limit) {

@@ -8,6 +8,7 @@
 #include "data/loader.h"
 #include "train/metrics.h"
 #include "train/setup.h"
+#include "train/watchdog.h"
 
 namespace hyscale {
 
@@ -66,6 +67,7 @@ class Trainer {
   std::unique_ptr<Step> step_;
   std::unique_ptr<Optimizer> optimizer_;
   std::optional<Metrics> metrics_;
+  Watchdog watchdog_;
   int64_t step_number_ = 0, first_step_ = 0, tokens_ = 0, saved_step_ = -1, not_finite_in_row_ = 0;
   std::chrono::steady_clock::time_point started_;
 };
