@@ -1,5 +1,7 @@
 #include "kernels/gemm/gemm.h"
 
+#include "core/memory.h"
+
 #include <cblas.h>
 #include <omp.h>
 
@@ -69,7 +71,11 @@ void gemm(const Gemm& g) {
   if (g.c.elements() == 0) return;
   const bool no_terms = g.a.elements() == 0;
   if (no_terms && g.c.device().is_cpu()) return scale_rows(g.c, g.beta);
-  HYSCALE_CHECK(!no_terms || g.c.device().is_meta(), "gemm without terms on ", to_string(g.c.device()));
+  if (no_terms) {  // on a device: what accumulates stays, the rest is zero
+    HYSCALE_CHECK(g.beta == 1 || g.beta == 0, "gemm without terms and beta ", g.beta, " on ", to_string(g.c.device()));
+    if (g.beta == 0) zero(g.c, g.stream);
+    return;
+  }
   HYSCALE_DISPATCH("gemm", g.c.device(), gemm_ref(g), gemm_cuda(g));
 }
 

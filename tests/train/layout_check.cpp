@@ -1,6 +1,6 @@
 // Every way to lay a step out over ranks against the same step on one rank: loss, gradient norm, every gradient, selections,
 // expert loads and bytes sent. Runs on whatever world it is launched in; exit code 1 names what differs.
-//   layout_check [--device cuda] [--gradients 1e-5] [--losses 1e-6]
+//   layout_check [--device cuda] [--losses 1e-6] [--gradients 1e-5] [--total-gradient 1e-5] [--own-selections]
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
@@ -17,7 +17,7 @@ using namespace hyscale;
 namespace {
 
 struct Tolerances {
-  double losses = 1e-6, gradients = 1e-5;
+  double losses = 1e-6, gradients = 1e-5, total_gradient = 1e-5;
   bool same_selections = true;
 };
 
@@ -149,22 +149,30 @@ Outcome run_step(ProcessGroups& groups, const Layout& layout, const std::vector<
 
 double relative(double a, double b) { return std::abs(a - b) / std::max(std::abs(b), 1e-12); }
 
-// Worst relative L2 difference of any parameter's pieces.
-std::pair<double, std::string> worst_difference(const decltype(Outcome::gradients)& pieces, const decltype(Outcome::gradients)& whole) {
-  std::pair<double, std::string> worst{0, "none"};
+// Relative L2 differences: the worst of any parameter's pieces, and of all together.
+struct Difference {
+  double worst = 0, total = 0;
+  std::string name = "none";
+};
+Difference difference_of(const decltype(Outcome::gradients)& pieces, const decltype(Outcome::gradients)& whole) {
+  Difference d;
+  double all = 0, all_norm = 0;
   for (const auto& [name, parts] : pieces) {
     const std::vector<float>& reference = whole.at(name).front().second;
     double norm = 0, difference = 0;
     for (float x : reference) norm += double{x} * x;
     for (const auto& [first, values] : parts)
       for (size_t i = 0; i < values.size(); ++i) {
-        const double d = double{values[i]} - reference[static_cast<size_t>(first) + i];
-        difference += d * d;
+        const double x = double{values[i]} - reference[static_cast<size_t>(first) + i];
+        difference += x * x;
       }
+    all += difference;
+    all_norm += norm;
     const double error = norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference);
-    if (!(error <= worst.first)) worst = {error, name};
+    if (!(error <= d.worst)) d.worst = error, d.name = name;
   }
-  return worst;
+  d.total = all_norm > 0 ? std::sqrt(all / all_norm) : std::sqrt(all);
+  return d;
 }
 
 void compare(const Layout& layout, const char* what, const Outcome& got, const Outcome& one, const Tolerances& t, bool leads) {
@@ -176,8 +184,9 @@ void compare(const Layout& layout, const char* what, const Outcome& got, const O
                                    {"evaluation loss", got.evaluated.lm, one.evaluated.lm}, {"gradient norm", got.norm, one.norm},
                                    {"indexer gradient norm", got.indexer_norm, one.indexer_norm}})
     check(relative(a, b), name == std::string("gradient norm") || name == std::string("indexer gradient norm") ? 10 * t.losses : t.losses, concat(name, " ", a, " and ", b));
-  const auto [gradient_error, gradient_name] = worst_difference(got.gradients, one.gradients);
-  check(gradient_error, t.gradients, "the gradient of " + gradient_name);
+  const Difference gradients = difference_of(got.gradients, one.gradients), values = difference_of(got.values, one.values);
+  check(gradients.worst, t.gradients, "the gradient of " + gradients.name);
+  check(gradients.total, t.total_gradient, "the gradient as a whole");
   if (t.same_selections) {
     HYSCALE_CHECK(got.expert_loads == one.expert_loads, what, " in layout ", layout.name, ": expert loads differ");
     // The last micro-batch of a data rank differs from that of one rank; of context ranks it is the same.
@@ -191,10 +200,9 @@ void compare(const Layout& layout, const char* what, const Outcome& got, const O
       }
     }
   }
-  const auto [value_error, value_name] = worst_difference(got.values, one.values);
   if (leads)
-    std::printf("%-28s %-50s loss %.1e  norm %.1e  gradients %.1e (%s)  weights %.1e\n", layout.name, what, relative(got.losses.lm, one.losses.lm),
-                relative(got.norm, one.norm), gradient_error, gradient_name.c_str(), value_error);
+    std::printf("%-28s %-50s loss %.1e  norm %.1e  gradient %.1e, worst %.1e (%s)  weights %.1e\n", layout.name, what, relative(got.losses.lm, one.losses.lm),
+                relative(got.norm, one.norm), gradients.total, gradients.worst, gradients.name.c_str(), values.worst);
 }
 
 int check_layouts(const MpiEnvironment& mpi, Device device, const Tolerances& tolerances) {
@@ -231,7 +239,8 @@ int main(int argc, char** argv) {
   bool own_selections = false;
   app.add_option("--device", device)->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--losses", tolerances.losses);
-  app.add_option("--gradients", tolerances.gradients);
+  app.add_option("--gradients", tolerances.gradients, "of every parameter");
+  app.add_option("--total-gradient", tolerances.total_gradient, "of all parameters together");
   app.add_flag("--own-selections", own_selections, "selections and expert loads need not be equal");
   CLI11_PARSE(app, argc, argv);
   tolerances.same_selections = !own_selections;
