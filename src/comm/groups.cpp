@@ -11,7 +11,8 @@ void check_parallel_sizes(const ParallelSizes& s, int world) {
 }
 
 RankPlace place_of(int rank, const ParallelSizes& s) {
-  return {rank / s.context, rank % s.context, rank % s.expert, rank / s.expert};
+  if (s.context_neighbours) return {rank / s.context, rank % s.context, rank % s.expert, rank / s.expert};
+  return {rank % s.data, rank / s.data, rank % s.expert, rank / s.expert};
 }
 
 ProcessGroups make_process_groups(std::unique_ptr<Communicator> world, std::unique_ptr<Communicator> hosts, const ParallelSizes& sizes) {

@@ -1,6 +1,7 @@
-// Process groups: how the ranks of a job are divided. rank = data * context_size + context: the ranks of a context group
-// are neighbours, so that the ring's traffic stays inside a host where it can. The expert group is `expert` neighbouring
-// ranks of the whole job (data and context alike); ranks that hold the same experts are its replicas.
+// Process groups: how the ranks of a job are divided. Launchers put neighbouring ranks on one host, so what should stay inside
+// a host is made of neighbours: the context group (rank = data * context_size + context; the ring's traffic), or else the
+// data group (rank = context * data_size + data). The expert group is `expert` neighbouring ranks of the whole job (data and
+// context alike); ranks that hold the same experts are its replicas.
 #pragma once
 #include <memory>
 
@@ -10,6 +11,7 @@ namespace hyscale {
 
 struct ParallelSizes {
   int data = 1, context = 1, expert = 1;
+  bool context_neighbours = true;
   int world() const { return data * context; }
 };
 

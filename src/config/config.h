@@ -52,7 +52,7 @@ struct Config {
   } run;
   struct Parallel {
     int64_t data = 1, context = 1, expert = 1;
-    std::string context_order = "zigzag", context_transport = "ring", sharding = "optimizer";
+    std::string neighbours = "context", context_order = "zigzag", context_transport = "ring", sharding = "optimizer";
   } parallel;
   struct Plan {
     int64_t memory_bytes = 0;

@@ -94,8 +94,9 @@ void visit_rest(Visitor& v, Config& c) {
   });
   v.section("parallel", "Ranks, started with mpirun.", [&](auto& s) {
     s.field("data", c.parallel.data, Limits{1, 1e6}, "Ranks that work on different sequences of a step. data x context is the number of ranks of the job.");
-    s.field("context", c.parallel.context, Limits{1, 1e6}, "Ranks that work on different parts of one sequence. Neighbouring ranks, so that their ring stays inside a host.");
+    s.field("context", c.parallel.context, Limits{1, 1e6}, "Ranks that work on different parts of one sequence.");
     s.field("expert", c.parallel.expert, Limits{1, 1e6}, "Neighbouring ranks that share out the experts; divides both the ranks of the job and the experts.");
+    s.choice("neighbours", c.parallel.neighbours, Choices{"context", "data"}, "Which of the two groups is made of neighbouring ranks, and so lies on one host where it can.");
     s.choice("context_order", c.parallel.context_order, Choices{"zigzag", "contiguous"}, "zigzag: each rank has an early and a late segment, so that causal work is even.");
     s.choice("context_transport", c.parallel.context_transport, Choices{"ring", "all_gather"}, "ring: rows of other ranks arrive while those at hand are scored. all_gather: all at once.");
     s.choice("sharding", c.parallel.sharding, Choices{"optimizer", "weights"},

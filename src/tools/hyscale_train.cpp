@@ -7,7 +7,7 @@
 #include <set>
 
 #include "tools/main.h"
-#include "train/plan.h"
+#include "train/cluster.h"
 #include "train/signals.h"
 #include "train/trainer.h"
 
@@ -69,7 +69,7 @@ int train(const Config& config, const std::string& resume, int argc, char** argv
 }
 
 int run(int argc, char** argv) {
-  std::string config_path, resume;
+  std::string config_path, resume, cluster;
   std::vector<std::string> overrides;
   bool plan = false, reference = false;
   CLI::App app{"Trains a language model with learned sparse attention."};
@@ -77,6 +77,7 @@ int run(int argc, char** argv) {
   app.add_option("--set", overrides, "section.key=value: overrides a key of the configuration; may be repeated")->expected(1)->take_all();
   app.add_option("--resume", resume, "a checkpoint folder, or 'latest' of checkpoint.directory (starts anew where there is none)");
   app.add_flag("--plan", plan, "print parameters, bytes and FLOPs, and exit: 0 when it fits, 3 when it does not");
+  app.add_option("--cluster", cluster, "with --plan: estimate the time of a step on a cluster, e.g. h20x512");
   app.add_flag("--config-reference", reference, "print all configuration keys as Markdown");
   app.footer("Exit codes: 0 done; 1 internal error; 2 configuration, file or data; 3 --plan: does not fit; 4 too many non-finite\n"
              "steps; 75 stopped by SIGINT, SIGTERM or SIGUSR1 after saving a checkpoint (continue with --resume latest).");
@@ -91,9 +92,11 @@ int run(int argc, char** argv) {
   }
   if (config_path.empty()) throw UserError("--config FILE is missing; see --help");
   const Config config = read_config(config_path, overrides);
+  if (!cluster.empty() && !plan) throw UserError("--cluster acts only with --plan");
   if (plan) {
     const Plan p = make_plan(config);
     std::cout << plan_text(p, config);
+    if (!cluster.empty()) std::cout << cluster_text(p, config, parse_cluster(cluster));
     return static_cast<int>(p.fits() ? ExitCode::done : ExitCode::does_not_fit);
   }
   return train(config, resume, argc, argv);

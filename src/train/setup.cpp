@@ -31,7 +31,8 @@ std::unique_ptr<Model> make_model(const Config& c, const ProcessGroups* groups) 
 }
 
 ParallelSizes parallel_sizes(const Config& c) {
-  return {static_cast<int>(c.parallel.data), static_cast<int>(c.parallel.context), static_cast<int>(c.parallel.expert)};
+  return {static_cast<int>(c.parallel.data), static_cast<int>(c.parallel.context), static_cast<int>(c.parallel.expert),
+          c.parallel.neighbours == "context"};
 }
 
 Sharding sharding(const Config& c, const ProcessGroups& g) { return {g.world.get(), g.expert_replicas.get(), c.parallel.sharding == "weights"}; }

@@ -47,6 +47,7 @@ const Layout kLayouts[] = {
     {"cp4", {1, 4, 1}},
     {"dp2 x cp2", {2, 2, 1}},
     {"dp2 x cp2 x ep2", {2, 2, 2}},
+    {"dp2 x cp2 x ep2, data ranks are neighbours", {2, 2, 2, false}},
     {"ep4", {4, 1, 4}},
     {"zero3, dp2 x cp2 x ep2", {2, 2, 2}, true},
 };

@@ -2,7 +2,7 @@
 #include "checkpoint/checkpoint.h"
 #include "core/rng.h"
 #include "tests/train/tiny_run.h"
-#include "train/plan.h"
+#include "train/cluster.h"
 #include "train/setup.h"
 
 namespace hyscale {
@@ -103,6 +103,19 @@ TEST(Parallel, MemoryFallsWithContextRanks) {
   };
   const double eight = taken(8);
   for (int64_t context : {16, 32, 64}) EXPECT_NEAR(taken(context) * static_cast<double>(context) / (8 * eight), 1, 0.1) << context;
+}
+
+TEST(Parallel, GlmFitsOn512GpusAndTheEstimateComparesBothWays) {
+  const Config c = read_config("configs/plan-glm-5.1-h20x512.yaml", {});
+  const Plan plan = make_plan(c);
+  EXPECT_TRUE(plan.fits());
+  const Cluster cluster = parse_cluster("h20x512");
+  const StepEstimate ours = estimate_step(plan, c, cluster, Selecting::flash_topk), table = estimate_step(plan, c, cluster, Selecting::table);
+  EXPECT_GT(table.selector, 2 * ours.selector);
+  EXPECT_EQ(table.products, ours.products);
+  EXPECT_CONTAINS(cluster_text(plan, c, cluster), "Estimate for h20x512 (not measured there");
+  EXPECT_THROW(estimate_step(plan, c, parse_cluster("h800x64"), Selecting::table), UserError);
+  for (const char* wrong : {"h20", "a100x8", "h20x", "h20x0", "h20x8x", "x8"}) EXPECT_THROW(parse_cluster(wrong), UserError) << wrong;
 }
 
 TEST(Parallel, KillingARankAtAnyMomentLosesNothing) {
