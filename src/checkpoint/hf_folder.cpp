@@ -105,6 +105,7 @@ void HfShardWriter::append(const void* bytes, size_t count) {
   writer_->append(bytes, count);
   if (++next_tensor_ < shards_[next_shard_].end) return;
   writer_->finish();
+  digests_[shard_name(first_ + static_cast<int64_t>(next_shard_), total_)] = writer_->digest();
   writer_.reset();
   ++next_shard_;
 }

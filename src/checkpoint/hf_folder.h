@@ -35,6 +35,8 @@ class HfShardWriter {
   void number(int64_t first, int64_t total);
   void append(const void* bytes, size_t count);  // a whole tensor, in the order given
   void finish();
+  // Digest of each finished shard, by file name.
+  const std::map<std::string, std::string>& digests() const { return digests_; }
 
  private:
   struct Shard {
@@ -46,6 +48,7 @@ class HfShardWriter {
   int64_t first_ = 0, total_ = 1;
   size_t next_tensor_ = 0, next_shard_ = 0;
   std::unique_ptr<SafetensorsWriter> writer_;
+  std::map<std::string, std::string> digests_;
 };
 
 // When every shard is there: config.json, and the index where there are several files.

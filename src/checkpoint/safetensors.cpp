@@ -164,15 +164,22 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');
   const uint64_t size = text.size();
-  file_.write(&size, 8);
-  file_.write(text.data(), text.size());
+  write(&size, 8);
+  write(text.data(), text.size());
 }
+
+void SafetensorsWriter::write(const void* bytes, size_t count) {
+  digest_.add(bytes, count);
+  file_.write(bytes, count);
+}
+
+std::string SafetensorsWriter::digest() const { return digest_.text(); }
 
 void SafetensorsWriter::append(const void* bytes, size_t count) {
   const Range range("write tensor");
   written_ += static_cast<int64_t>(count);
   HYSCALE_CHECK(written_ <= expected_, file_.path(), ": ", written_, " bytes written, ", expected_, " announced");
-  file_.write(bytes, count);
+  write(bytes, count);
 }
 
 void SafetensorsWriter::finish() {

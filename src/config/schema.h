@@ -84,12 +84,14 @@ void visit_rest(Visitor& v, Config& c) {
     s.field("every", c.checkpoint.every, Limits{0}, "Steps between checkpoints; 0: only at the end and on a signal.");
     s.field("keep", c.checkpoint.keep, Limits{1, 1e6}, "Newest checkpoints to keep.");
     s.field("milestone_every", c.checkpoint.milestone_every, Limits{0}, "Checkpoints of these steps are kept for good; 0: none.");
+    s.field("asynchronous", c.checkpoint.asynchronous, "Files are written beside the steps that follow, from a copy in host memory; false: training waits.");
     s.choice("dtype", c.checkpoint.dtype, Choices{"auto", "float32", "bfloat16"}, "Dtype of model/ weights; auto: what the run computes in. Resuming is exact with any.");
   });
   v.section("run", "This run.", [&](auto& s) {
     s.choice("device", c.run.device, Choices{"auto", "cpu", "cuda"}, "auto: cuda where a device is usable.");
     s.field("hang_seconds", c.run.hang_seconds, Limits{0, 1e6},
             "Seconds without any progress of a rank that end the job, naming rank, host and operation; five times as many until the first step is done. 0: no watch.");
+    s.field("time_limit_seconds", c.run.time_limit_seconds, Limits{0}, "Time after which the run saves and ends with exit code 75, as after a signal; 0: none.");
     s.field("log_every", c.run.log_every, Limits{1, 1e9}, "Steps between progress lines; metrics.jsonl has every step.");
   });
   v.section("parallel", "Ranks, started with mpirun.", [&](auto& s) {

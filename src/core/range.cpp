@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <mutex>
+#include <thread>
 
 #ifdef HYSCALE_HAS_CUDA
 #include <nvtx3/nvToolsExt.h>
@@ -27,12 +28,18 @@ Stack& stack() {
   return s;
 }
 
+bool runs_steps() {
+  static const std::thread::id first = std::this_thread::get_id();
+  return std::this_thread::get_id() == first;
+}
+
 }  // namespace
 
 Range::Range(const char* name) {
 #ifdef HYSCALE_HAS_CUDA
   nvtxRangePushA(name);
 #endif
+  if (!runs_steps()) return;
   Stack& s = stack();
   const std::lock_guard lock(s.mutex);
   if (s.depth < kMostDepth) std::strncpy(s.names[s.depth].data(), name, kMostName - 1);
@@ -44,6 +51,7 @@ Range::~Range() {
 #ifdef HYSCALE_HAS_CUDA
   nvtxRangePop();
 #endif
+  if (!runs_steps()) return;
   Stack& s = stack();
   const std::lock_guard lock(s.mutex);
   --s.depth;

@@ -1,5 +1,6 @@
 // What the process is doing: nested named ranges of layers, ops and collectives. They are on the timeline of Nsight Systems
-// in builds with CUDA, and tell the watchdog where a run stands. One thread, the one that runs steps, enters ranges.
+// in builds with CUDA, and tell the watchdog where a run stands. For the latter only the thread counts that entered one first:
+// the one that runs steps.
 #pragma once
 #include <string>
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <optional>
 
 #include "checkpoint/safetensors.h"
 #include "kernels/adamw/adamw.h"
@@ -124,20 +125,24 @@ Optimizer::Result Optimizer::result(Stream stream) {
   return {applied, std::sqrt(sums[0]), std::sqrt(sums[1])};
 }
 
-void Optimizer::save(const std::string& folder) const {
+void Optimizer::save(const std::string& folder, WriteQueue& queue, std::shared_ptr<FileDigests> digests) const {
   std::vector<SafetensorsWriter::Entry> entries;
   for (const State& s : states_)
     for (const char* part : kParts) entries.push_back({concat(s.piece.parameter->name, "@", s.piece.first_element, ".", part), "F32", {s.m.elements()}});
-  SafetensorsWriter writer(folder + "/" + rank_file(world_ ? world_->rank() : 0), entries);
-  std::vector<float> host;
+  const std::string name = rank_file(world_ ? world_->rank() : 0);
+  const auto writer = std::make_shared<std::optional<SafetensorsWriter>>();
+  queue.push([writer, path = folder + "/" + name, entries] { writer->emplace(path, entries); });
   for (const State& s : states_)
     for (const Tensor* t : {&s.master, &s.m, &s.v}) {
-      host.resize(static_cast<size_t>(t->elements()));
-      copy_bytes(host.data(), Device{}, t->raw(), device_, t->bytes(), {});
+      const std::shared_ptr<PinnedBuffer> copy = queue.buffer(t->bytes());
+      copy_bytes(copy->data(), Device{}, t->raw(), device_, t->bytes(), {});
       synchronize(device_, {});
-      writer.append(host.data(), t->bytes());
+      queue.push([writer, copy, bytes = t->bytes()] { (*writer)->append(copy->data(), bytes); });
     }
-  writer.finish();
+  queue.push([writer, digests, name] {
+    (*writer)->finish();
+    (*digests)["optimizer/" + name] = (*writer)->digest();
+  });
 }
 
 void Optimizer::restore(const std::string& folder, int64_t updates) {

@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/write_queue.h"
 #include "comm/communicator.h"
 #include "models/parameter_store.h"
 
@@ -32,10 +34,11 @@ class Optimizer {
 
   int64_t updates() const { return updates_; }
 
+  // Writes through the queue; the state is copied before save returns.
   // FOLDER/rank-NNNNN.safetensors with master, m and v of this rank's shards: "NAME@FIRST.m" begins at element FIRST of the
   // parameter NAME. Restoring is bit-exact, from files of any number of ranks in any layout; throws UserError naming file
   // and tensor where they do not fit this model.
-  void save(const std::string& folder) const;
+  void save(const std::string& folder, WriteQueue&, std::shared_ptr<FileDigests>) const;
   void restore(const std::string& folder, int64_t updates);
 
  private:

@@ -107,7 +107,7 @@ StepLosses Step::read(const StepTotals& totals) {
   return l;
 }
 
-StepLosses Step::evaluate(const std::vector<HostSequence>& sequences) {
+std::optional<StepLosses> Step::evaluate(const std::vector<HostSequence>& sequences, const std::function<bool()>& stop) {
   StepTotals totals;
   zero(sums_, stream());
   LossSums sums = slots();
@@ -116,6 +116,7 @@ StepLosses Step::evaluate(const std::vector<HostSequence>& sequences) {
   const HostSequence nothing = make_host_sequence({0}, {-1}, {0, 1});
   const size_t ranks = options_.groups ? static_cast<size_t>(options_.groups->sizes.data) : 1, rank = options_.groups ? static_cast<size_t>(options_.groups->place.data) : 0;
   for (size_t first = 0; first < sequences.size(); first += ranks) {
+    if (stop && stop()) return std::nullopt;
     const ArenaScope scope(inputs_);
     const PackedSequence sequence = upload(first + rank < sequences.size() ? sequences[first + rank] : nothing);
     Context ctx = context(sequence, sums);

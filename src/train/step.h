@@ -1,5 +1,7 @@
 // Step: forward and backward of the micro-batches of one optimizer step, and evaluation; owns the working memory.
 #pragma once
+#include <functional>
+#include <optional>
 #include <vector>
 
 #include "comm/groups.h"
@@ -60,7 +62,8 @@ class Step {
 
   // Mean cross entropy over the sequences' labels (and over MTP labels), forward only. The ranks share the sequences and have
   // the same result.
-  StepLosses evaluate(const std::vector<HostSequence>&);
+  // stop: asked before each round of sequences, with the same answer on all ranks; true: nothing is returned.
+  std::optional<StepLosses> evaluate(const std::vector<HostSequence>&, const std::function<bool()>& stop = {});
   // f32 [T, V] on the host; for tests and small models on one rank.
   std::vector<float> logits(const HostSequence&);
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "checkpoint/checkpoint.h"
+#include "core/range.h"
 #include "train/plan.h"
 #include "train/signals.h"
 #include "train/weights.h"
@@ -35,6 +36,10 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+constexpr int kTimeLimit = 1000;  // as a reason to stop, beside the numbers of signals
+
+std::string stop_name(int stop) { return stop == kTimeLimit ? "run.time_limit_seconds" : signal_name(stop); }
+
 std::string checkpoint_dtype(const Config& c, Device device) {
   return c.checkpoint.dtype != "auto" ? c.checkpoint.dtype : device.is_cuda() ? "bfloat16" : "float32";
 }
@@ -42,7 +47,8 @@ std::string checkpoint_dtype(const Config& c, Device device) {
 }  // namespace
 
 Trainer::Trainer(const Config& config, const std::string& resume, Device device, ProcessGroups& groups)
-    : config_(config), device_(device), groups_(groups), model_(make_model(config, &groups)), schedule_(make_schedule(config)), watchdog_(config.run.hang_seconds, groups.hosts->rank()) {
+    : config_(config), device_(device), groups_(groups), model_(make_model(config, &groups)), schedule_(make_schedule(config)), queue_(config.checkpoint.asynchronous), watchdog_(config.run.hang_seconds, groups.hosts->rank()) {
+  started_ = std::chrono::steady_clock::now();
   const std::string& directory = config_.checkpoint.directory;
   const std::string checkpoint = resume.empty() ? "" : find_checkpoint(directory, resume);
   if (resume.empty() && !list_checkpoints(directory).empty())
@@ -105,7 +111,6 @@ void Trainer::restore(const std::string& path) {
   step_number_ = j.at("step");
   tokens_ = j.at("tokens");
   not_finite_in_row_ = j.at("not_finite_in_row");
-  saved_step_ = step_number_;
   loader_->restore(j.at("loader"));
   optimizer_->restore(path + "/optimizer", j.at("updates"));
 }
@@ -178,14 +183,13 @@ void Trainer::progress(const Outcome& o, double lr) const {
                static_cast<double>(o.tokens) / o.seconds, clock_text(per_step * static_cast<double>(config_.train.steps - step_number_)));
 }
 
-double Trainer::evaluate() { return step_->evaluate(validation_).lm; }
-
 void Trainer::evaluate_and_record() {
   const auto start = std::chrono::steady_clock::now();
-  const double loss = evaluate();
+  const std::optional<StepLosses> losses = step_->evaluate(validation_, [&] { return agreed_stop() != 0; });
   if (!leads()) return;
-  metrics_->write({{"step", step_number_}, {"validation_loss", loss}, {"seconds", seconds_since(start)}});
-  spdlog::info("step {}: validation loss {:.4f} over {} sequences", step_number_, loss, validation_.size());
+  if (!losses) return spdlog::info("step {}: evaluation cut short by {}", step_number_, stop_name(stop_));
+  metrics_->write({{"step", step_number_}, {"validation_loss", losses->lm}, {"seconds", seconds_since(start)}});
+  spdlog::info("step {}: validation loss {:.4f} over {} sequences", step_number_, losses->lm, validation_.size());
 }
 
 int64_t Trainer::sent_bytes() const {
@@ -194,42 +198,74 @@ int64_t Trainer::sent_bytes() const {
   return n;
 }
 
-void Trainer::save() {
-  saved_step_ = step_number_;
+// Copies everything that makes up the checkpoint and returns; files are written beside the steps that follow.
+void Trainer::begin_save() {
+  finish_save();
   const auto start = std::chrono::steady_clock::now();
+  const Range range("save");
   const std::string &directory = config_.checkpoint.directory, partial = CheckpointWriter::partial_path(directory, step_number_);
-  Communicator& hosts = *groups_.hosts;
+  save_.emplace();
+  save_->step = step_number_;
+  save_->start = start;
   // The leader makes the folder; then every rank adds its weights and optimizer state; then the leader commits.
-  std::optional<CheckpointWriter> writer;
   if (leads()) {
-    writer.emplace(directory, step_number_);
+    save_->writer = std::make_shared<CheckpointWriter>(directory, step_number_);
     fs::create_directories(partial + "/model");
     fs::create_directories(partial + "/optimizer");
     const nlohmann::json trainer{{"step", step_number_}, {"tokens", tokens_}, {"updates", optimizer_->updates()}, {"not_finite_in_row", not_finite_in_row_},
                                  {"stage", config_.model.stage}, {"loader", loader_->cursor()}, {"config", config_yaml(config_)}};
     write_text_file(partial + "/trainer.json", trainer.dump(1) + "\n");
   }
-  hosts.barrier();
-  save_weights(*model_, groups_, partial + "/model", checkpoint_dtype(config_, device_));
-  optimizer_->save(partial + "/optimizer");
-  hosts.barrier();
-  if (leads()) {
-    const std::string path = writer->commit();
-    remove_old_checkpoints(directory, config_.checkpoint.keep, config_.checkpoint.milestone_every);
-    spdlog::info("saved {} in {:.1f} s", path, seconds_since(start));
-  }
-  hosts.barrier();
+  groups_.hosts->barrier();
+  const auto digests = std::make_shared<FileDigests>();
+  save_weights(*model_, groups_, partial + "/model", checkpoint_dtype(config_, device_), queue_, digests);
+  optimizer_->save(partial + "/optimizer", queue_, digests);
+  queue_.push([partial, digests, rank = groups_.hosts->rank()] { leave_digests(partial, rank, *digests); });
+  save_->blocked_seconds = seconds_since(start);
 }
 
-// The ranks stop after the same step: whichever has a signal, all have it.
-int Trainer::agreed_signal() {
-  int32_t signal = stop_signal();
-  groups_.hosts->all_reduce(Tensor(&signal, DType::i32, Device{}, {1}), ReduceOp::max, {});
-  return signal;
+// Every rank's files are on the disk: the leader makes them a checkpoint, also beside the steps.
+void Trainer::commit_save() {
+  save_->committing = true;
+  if (!leads()) return;
+  queue_.push([save = *save_, config = saved_hf_config(*model_, checkpoint_dtype(config_, device_)), c = config_.checkpoint] {
+    finish_hf_folder(CheckpointWriter::partial_path(c.directory, save.step) + "/model", config);
+    const std::string path = save.writer->commit();
+    remove_old_checkpoints(c.directory, c.keep, c.milestone_every);
+    spdlog::info("saved {} in {:.1f} s, of which training waited {:.1f} s", path, seconds_since(save.start), save.blocked_seconds);
+  });
+}
+
+// `everyone`: all ranks' queues are done, as agreed.
+void Trainer::continue_save(bool everyone) {
+  if (!save_ || !everyone) return;
+  if (save_->committing) save_.reset();
+  else commit_save();
+}
+
+void Trainer::finish_save() {
+  if (!save_) return;
+  const Range range("finish save");
+  if (!save_->committing) {
+    queue_.wait();
+    groups_.hosts->barrier();
+    commit_save();
+  }
+  queue_.wait();
+  groups_.hosts->barrier();
+  save_.reset();
+}
+
+// The ranks stop after the same step: whichever has a reason, all have it. The same message tells how far a save is.
+int Trainer::agreed_stop() {
+  const bool late = config_.run.time_limit_seconds > 0 && seconds_since(started_) > config_.run.time_limit_seconds;
+  int32_t mine[2] = {std::max(stop_signal(), late ? kTimeLimit : 0), save_ && !queue_.idle()};
+  groups_.hosts->all_reduce(Tensor(mine, DType::i32, Device{}, {2}), ReduceOp::max, {});
+  continue_save(!mine[1]);
+  return stop_ = std::max(stop_, static_cast<int>(mine[0]));
 }
 
 ExitCode Trainer::run() {
-  started_ = std::chrono::steady_clock::now();
   const auto due = [&](int64_t every) { return every > 0 && step_number_ % every == 0; };
   while (step_number_ < config_.train.steps) {
     const double lr = schedule_.rate(step_number_ + 1);
@@ -238,17 +274,19 @@ ExitCode Trainer::run() {
     if (leads()) record(o, lr);
     if (leads() && (due(config_.run.log_every) || step_number_ == config_.train.steps)) progress(o, lr);
     if (not_finite_in_row_ >= config_.train.nonfinite_limit) {
+      finish_save();
       if (leads()) spdlog::error("{} steps in a row were not finite (train.nonfinite_limit): the run ends; the last checkpoint is unharmed", not_finite_in_row_);
       return ExitCode::not_finite;
     }
     const bool last = step_number_ == config_.train.steps;
-    const int signal = agreed_signal();
-    if (!validation_.empty() && (due(config_.train.evaluate_every) || last) && config_.model.stage == "sparse") evaluate_and_record();
-    if (due(config_.checkpoint.every) || last || signal) save();
-    if (signal && !last) {
-      if (leads()) spdlog::info("stopped by {} after step {}; continue with --resume latest", signal_name(signal), step_number_);
-      return ExitCode::stopped;
-    }
+    agreed_stop();
+    if (!stop_ && !validation_.empty() && (due(config_.train.evaluate_every) || last) && config_.model.stage == "sparse") evaluate_and_record();
+    if (due(config_.checkpoint.every) || last || stop_) begin_save();
+    if (!last && !stop_) continue;
+    finish_save();
+    if (last) break;
+    if (leads()) spdlog::info("stopped by {} after step {}; continue with --resume latest", stop_name(stop_), step_number_);
+    return ExitCode::stopped;
   }
   return ExitCode::done;
 }

@@ -6,6 +6,8 @@
 
 #include "config/config.h"
 #include "data/loader.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/write_queue.h"
 #include "train/metrics.h"
 #include "train/setup.h"
 #include "train/watchdog.h"
@@ -31,9 +33,6 @@ class Trainer {
   Trainer(const Config&, const std::string& resume, Device, ProcessGroups&);
   ExitCode run();
 
-  // Mean cross entropy on the validation data (evaluate_sequences of them).
-  double evaluate();
-
  private:
   struct Outcome {
     StepLosses losses;
@@ -51,11 +50,14 @@ class Trainer {
   void progress(const Outcome&, double lr) const;
   void report_not_finite(const Outcome&, const std::vector<LoadedSequence>&);
   void evaluate_and_record();
-  void save();
+  void begin_save();
+  void commit_save();
+  void continue_save(bool everyone);
+  void finish_save();
 
   bool leads() const { return groups_.hosts->rank() == 0; }  // speaks, and writes what is written once
   int64_t sent_bytes() const;
-  int agreed_signal();
+  int agreed_stop();
 
   Config config_;
   Device device_;
@@ -67,8 +69,19 @@ class Trainer {
   std::unique_ptr<Step> step_;
   std::unique_ptr<Optimizer> optimizer_;
   std::optional<Metrics> metrics_;
+  // A checkpoint that is being written.
+  struct Save {
+    int64_t step = 0;
+    std::shared_ptr<CheckpointWriter> writer;  // the leader's
+    std::chrono::steady_clock::time_point start;
+    double blocked_seconds = 0;
+    bool committing = false;
+  };
+  std::optional<Save> save_;
+  WriteQueue queue_;  // ends before what it writes for
   Watchdog watchdog_;
-  int64_t step_number_ = 0, first_step_ = 0, tokens_ = 0, saved_step_ = -1, not_finite_in_row_ = 0;
+  int64_t step_number_ = 0, first_step_ = 0, tokens_ = 0, not_finite_in_row_ = 0;
+  int stop_ = 0;  // why the run ends early: a signal's number, or the time limit
   std::chrono::steady_clock::time_point started_;
 };
 

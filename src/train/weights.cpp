@@ -27,16 +27,6 @@ void load_parameter(ParameterStore& store, Parameter& p, const HfFolderReader& f
   store.write_value(p, host.data());
 }
 
-std::vector<char> encode(const float* values, int64_t count, bool bf16) {
-  std::vector<char> bytes(static_cast<size_t>(count) * (bf16 ? 2 : 4));
-  if (!bf16) return std::memcpy(bytes.data(), values, bytes.size()), bytes;
-  for (int64_t i = 0; i < count; ++i) {
-    const uint16_t rounded = float_to_bf16(values[i]);
-    std::memcpy(bytes.data() + 2 * i, &rounded, 2);
-  }
-  return bytes;
-}
-
 }  // namespace
 
 std::vector<float> values_on_host(const Tensor& value) {
@@ -72,6 +62,21 @@ int64_t load_weights(ParameterStore& store, const HfFolderReader& folder, const 
 
 namespace {
 
+// The bytes of a contiguous tensor in the file's dtype, in host memory that stays theirs until they are written.
+std::shared_ptr<PinnedBuffer> copy_encoded(const Tensor& t, bool bf16, WriteQueue& queue) {
+  const size_t n = static_cast<size_t>(t.elements());
+  const std::shared_ptr<PinnedBuffer> bytes = queue.buffer(n * (bf16 ? 2 : 4));
+  if ((t.dtype() == DType::bf16) == bf16) {
+    copy_bytes(bytes->data(), Device{}, t.raw(), t.device(), t.bytes(), {});
+    synchronize(t.device(), {});
+    return bytes;
+  }
+  const std::vector<float> values = values_on_host(t);
+  if (bf16) std::transform(values.begin(), values.end(), static_cast<uint16_t*>(bytes->data()), float_to_bf16);
+  else std::copy(values.begin(), values.end(), static_cast<float*>(bytes->data()));
+  return bytes;
+}
+
 // The shards of one rank among those of all ranks.
 void number_shards(HfShardWriter& writer, Communicator& hosts) {
   int64_t mine = writer.num_shards();
@@ -83,7 +88,7 @@ void number_shards(HfShardWriter& writer, Communicator& hosts) {
 
 }  // namespace
 
-void save_weights(Model& model, ProcessGroups& groups, const std::string& folder, const std::string& dtype) {
+void save_weights(Model& model, ProcessGroups& groups, const std::string& folder, const std::string& dtype, WriteQueue& queue, std::shared_ptr<FileDigests> digests) {
   HYSCALE_CHECK(dtype == "float32" || dtype == "bfloat16", "dtype ", dtype);
   ParameterStore& store = model.parameters();
   const int rank = groups.hosts->rank();
@@ -104,8 +109,8 @@ void save_weights(Model& model, ProcessGroups& groups, const std::string& folder
   std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.key() < b.key(); });
   std::vector<SafetensorsWriter::Entry> entries;
   for (const Piece& p : pieces) entries.push_back({p.tensor->name, p.bf16 ? "BF16" : "F32", dims_of(p.tensor->shape)});
-  HfShardWriter writer(folder, std::move(entries));
-  number_shards(writer, *groups.hosts);
+  const auto writer = std::make_shared<HfShardWriter>(folder, std::move(entries));
+  number_shards(*writer, *groups.hosts);
   size_t next = 0;
   for (const bool bf16 : {false, true})
     for (int unit = 0; unit < store.num_units(); ++unit) {
@@ -113,19 +118,23 @@ void save_weights(Model& model, ProcessGroups& groups, const std::string& folder
       for (; next < pieces.size() && pieces[next].bf16 == bf16 && pieces[next].unit == unit; ++next) {
         const Piece& p = pieces[next];
         const int64_t at = p.tensor->offset - p.parameter->first_element, n = p.tensor->shape.elements();
-        const std::vector<float> values = values_on_host(p.parameter->value.view({-1}).slice(0, at, at + n));
-        const std::vector<char> bytes = encode(values.data(), n, bf16);
-        writer.append(bytes.data(), bytes.size());
+        const auto bytes = copy_encoded(p.parameter->value.view({-1}).slice(0, at, at + n), bf16, queue);
+        queue.push([writer, bytes, count = static_cast<size_t>(n) * (bf16 ? 2 : 4)] { writer->append(bytes->data(), count); });
       }
       store.close(unit);
     }
-  writer.finish();
-  groups.hosts->barrier();
-  if (rank != 0) return;
+  queue.push([writer, digests] {
+    writer->finish();
+    if (!digests) return;
+    for (const auto& [file, digest] : writer->digests()) (*digests)["model/" + file] = digest;
+  });
+}
+
+nlohmann::json saved_hf_config(const Model& model, const std::string& dtype) {
   nlohmann::json config = model.hf_config();
   config["dtype"] = dtype;
   config.erase("torch_dtype");
-  finish_hf_folder(folder, config);
+  return config;
 }
 
 }  // namespace hyscale

@@ -2,7 +2,9 @@
 #pragma once
 #include <string>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/hf_folder.h"
+#include "checkpoint/write_queue.h"
 #include "comm/groups.h"
 #include "models/model.h"
 
@@ -13,9 +15,11 @@ namespace hyscale {
 // model that does not train it); returns how many were.
 int64_t load_weights(ParameterStore&, const HfFolderReader&, const std::string& skipped_prefix = "");
 
-// Collective over the ranks of the groups: each expert rank writes its experts, the first all the rest. `folder` exists.
-// dtype: "float32" or "bfloat16" for weights; buffers (router bias) are always F32. Sets "dtype" in the config it writes.
-void save_weights(Model&, ProcessGroups&, const std::string& folder, const std::string& dtype);
+// Collective over the ranks of the groups: each expert rank writes its experts, the first all the rest, through `queue`; the
+// values are copied before this returns. When the queues of all ranks are done, finish_hf_folder completes the folder.
+// dtype: "float32" or "bfloat16" for weights; buffers (router bias) are always F32. digests (or null): of "model/FILE".
+void save_weights(Model&, ProcessGroups&, const std::string& folder, const std::string& dtype, WriteQueue& queue, std::shared_ptr<FileDigests> digests);
+nlohmann::json saved_hf_config(const Model&, const std::string& dtype);
 
 // A contiguous tensor as f32 on the host.
 std::vector<float> values_on_host(const Tensor&);

@@ -80,7 +80,10 @@ TEST(HfFolder, ExportOfAnImportIsTheSameFile) {
     model->parameters().allocate(Device{}, DType::f32);
     load_weights(model->parameters(), HfFolderReader(from));
     ProcessGroups alone = make_single_process_group();
-    save_weights(*model, alone, to, "float32");
+    WriteQueue queue(true);
+    save_weights(*model, alone, to, "float32", queue, nullptr);
+    queue.wait();
+    finish_hf_folder(to, saved_hf_config(*model, "float32"));
     EXPECT_TRUE(test::read_file(from + "/model.safetensors") == test::read_file(to + "/model.safetensors")) << name;
     EXPECT_EQ(read_hf_config(from + "/config.json"), read_hf_config(to + "/config.json"));
   }
@@ -140,7 +143,9 @@ TEST(HfFolder, Bfloat16KeepsTheRouterBiasInF32) {
   model->parameters().allocate(Device{}, DType::f32);
   load_weights(model->parameters(), HfFolderReader(from));
   ProcessGroups alone = make_single_process_group();
-  save_weights(*model, alone, f / "m", "bfloat16");
+  WriteQueue queue(false);
+  save_weights(*model, alone, f / "m", "bfloat16", queue, nullptr);
+  finish_hf_folder(f / "m", saved_hf_config(*model, "bfloat16"));
   const HfFolderReader r(f / "m");
   EXPECT_EQ(r.reader("lm_head.weight").info("lm_head.weight").dtype, "BF16");
   const std::string bias = "model.layers.1.mlp.gate.e_score_correction_bias";

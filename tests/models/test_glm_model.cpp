@@ -283,7 +283,7 @@ TEST(GlmModel, WarmupEqualsTheSparseStageWhenEverythingIsSelected) {
 // Loss of the whole model at one changed weight. The indexer is left alone, so the selection cannot jump.
 double lm_plus_mtp(Model& model, const HostSequence& s) {
   Step step(model, options());
-  const StepLosses l = step.evaluate({s});
+  const StepLosses l = *step.evaluate({s});
   return l.lm + 0.3 * l.mtp;
 }
 

@@ -116,7 +116,7 @@ Outcome run_step(ProcessGroups& groups, const Layout& layout, const std::vector<
   Optimizer optimizer(store, {.weight_decay = 0.1, .clip_norm = 1, .indexer_clip_norm = 1, .indexer_only = layout.stage == Stage::warmup}, device, groups.world.get());
   Outcome out;
   // Three sequences over two or four data ranks: some have none in the last round.
-  out.evaluated = step.evaluate({sequences[0], sequences[1], sequences[2]});
+  out.evaluated = *step.evaluate({sequences[0], sequences[1], sequences[2]});
   StepTotals totals;
   for (const HostSequence& s : sequences) totals.add(s, model->mtp_depths());
   step.begin(totals);

@@ -124,7 +124,8 @@ TEST(Parallel, KillingARankAtAnyMomentLosesNothing) {
   const Rng rng(5);
   int64_t reached = 0;
   for (uint64_t i = 0; i < 10; ++i) {
-    test::Child job(t.with_ranks(2, "kills", words), t / "log");
+    const std::string log = t / ("log" + std::to_string(i));
+    test::Child job(t.with_ranks(2, "kills", words), log);
     const auto last_step = [&] { const auto all = list_checkpoints(t / "kills"); return all.empty() ? 0 : all.back().first; };
     const auto start = std::chrono::steady_clock::now();
     while (job.running() && last_step() <= reached && std::chrono::steady_clock::now() - start < std::chrono::minutes(1)) std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -133,9 +134,9 @@ TEST(Parallel, KillingARankAtAnyMomentLosesNothing) {
     EXPECT_EQ(killed.code, 0);
     EXPECT_NE(job.wait(), 0);
     const std::string latest = find_checkpoint(t / "kills", "latest");
-    ASSERT_FALSE(latest.empty()) << test::read_file(t / "log");
+    ASSERT_FALSE(latest.empty()) << test::read_file(log);
     EXPECT_NO_THROW(verify_checkpoint(latest, true));
-    EXPECT_GT(last_step(), reached) << test::read_file(t / "log");
+    EXPECT_GT(last_step(), reached) << test::read_file(log);
     reached = last_step();
   }
   const auto resumed = run(t.into("kills", kLonger + set({"data.validation=[]"}) + Words{"--set", "train.steps=" + std::to_string(reached + 1), "--resume", "latest"}));
@@ -152,8 +153,40 @@ TEST(Parallel, AHangingRankEndsTheJobAndIsNamed) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::minutes(1));
   const std::string log = test::read_file(t / "log");
   EXPECT_CONTAINS(log, "no progress for");
-  EXPECT_CONTAINS(log, "exchange");  // what the other rank waits in
+  // What the other rank waits in.
+  const char* collectives[] = {"exchange", "all_reduce", "reduce_scatter", "all_gather", "barrier"};
+  EXPECT_TRUE(std::any_of(std::begin(collectives), std::end(collectives), [&](const char* c) { return test::contains(log, c); })) << log;
   EXPECT_CONTAINS(log, host_name());
+}
+
+TEST(Parallel, ASignalToOneRankStopsAllInAnyPhase) {
+  const TinyRun t;
+  // Steps, evaluations and saves of comparable length; the signal comes at some moment of one of them.
+  const Words words = kLonger + set({"parallel.context=2", "checkpoint.every=1", "train.evaluate_every=2", "train.steps=100000"}) + Words{"--resume", "latest"};
+  const Rng rng(6);
+  for (uint64_t i = 0; i < 4; ++i) {
+    test::Child job(t.with_ranks(2, "stop", words), t / ("log" + std::to_string(i)));
+    while (job.running() && !test::contains(job.output(), "validation loss")) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    std::this_thread::sleep_for(std::chrono::milliseconds(rng.below(i, 400)));
+    EXPECT_EQ(run({"/bin/sh", "-c", "pkill -TERM -n -f '^[^ ]*[h]yscale-train --config " + (t / "run.yaml") + "'"}).code, 0);
+    EXPECT_EQ(job.wait(), 75) << job.output();
+    EXPECT_CONTAINS(job.output(), "stopped by SIGTERM after step");
+    EXPECT_NO_THROW(verify_checkpoint(find_checkpoint(t / "stop", "latest"), true));
+  }
+}
+
+TEST(Parallel, AnEvaluationIsCutShortBySignalAndByTime) {
+  const TinyRun t;
+  const Words words = set({"train.evaluate_sequences=20000", "train.evaluate_every=1", "train.steps=3", "checkpoint.every=0"});
+  test::Child job(t.into("signal", words), t / "log");
+  while (job.running() && !test::contains(job.output(), "step 1/")) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  job.send(SIGUSR1);
+  EXPECT_EQ(job.wait(), 75) << job.output();
+  EXPECT_CONTAINS(job.output(), "evaluation cut short by SIGUSR1");
+  EXPECT_EQ(list_checkpoints(t / "signal").size(), 1u);
+  const auto late = run(t.into("time", words + set({"run.time_limit_seconds=1"})));
+  EXPECT_EQ(late.code, 75) << late.output;
+  EXPECT_CONTAINS(late.output, "stopped by run.time_limit_seconds after step 1");
 }
 
 TEST(Parallel, ExpertsThatDoNotDivideAreNamed) {
