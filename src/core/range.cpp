@@ -23,6 +23,11 @@ struct Stack {
   size_t depth = 0;
   Clock::time_point changed = Clock::now();
 };
+std::function<void(const char*, bool)>& observer() {
+  static std::function<void(const char*, bool)> f;
+  return f;
+}
+
 Stack& stack() {
   static Stack s;
   return s;
@@ -45,6 +50,7 @@ Range::Range(const char* name) {
   if (s.depth < kMostDepth) std::strncpy(s.names[s.depth].data(), name, kMostName - 1);
   ++s.depth;
   s.changed = Clock::now();
+  if (observer()) observer()(name, true);
 }
 
 Range::~Range() {
@@ -56,7 +62,10 @@ Range::~Range() {
   const std::lock_guard lock(s.mutex);
   --s.depth;
   s.changed = Clock::now();
+  if (observer()) observer()("", false);
 }
+
+void observe_ranges(std::function<void(const char*, bool)> f) { observer() = std::move(f); }
 
 Activity current_activity() {
   Stack& s = stack();

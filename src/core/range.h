@@ -2,6 +2,7 @@
 // in builds with CUDA, and tell the watchdog where a run stands. For the latter only the thread counts that entered one first:
 // the one that runs steps.
 #pragma once
+#include <functional>
 #include <string>
 
 namespace hyscale {
@@ -20,5 +21,8 @@ struct Activity {
 };
 // From any thread.
 Activity current_activity();
+
+// Called on entering and leaving each range of the thread that runs steps, for profiles; an empty function ends it.
+void observe_ranges(std::function<void(const char* name, bool enters)>);
 
 }  // namespace hyscale
