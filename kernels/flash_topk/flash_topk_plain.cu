@@ -21,6 +21,16 @@ struct Plain {
   Candidate* lists;
 };
 
+struct List {
+  Candidate* entries;
+  __device__ Candidate at(int i) const {
+    const float2 v = __ldcg(reinterpret_cast<const float2*>(entries + i));
+    return {v.x, __float_as_int(v.y)};
+  }
+  __device__ float score(int i) const { return at(i).score; }
+  __device__ void put(int i, Candidate c) const { __stcg(reinterpret_cast<float2*>(entries + i), make_float2(c.score, __int_as_float(c.index))); }
+};
+
 __device__ float score_key(const Plain& p, const float* q, const float* weights, const bf16* key) {
   float score = 0;
   for (int h = 0; h < p.heads; ++h) {
@@ -33,19 +43,18 @@ __device__ float score_key(const Plain& p, const float* q, const float* weights,
 
 __global__ void __launch_bounds__(kThreads) plain_kernel(const Plain p) {
   extern __shared__ float shared[];
-  __shared__ uint32_t histogram[256];
-  __shared__ uint64_t ranks[topk::kFewRanks];
+  __shared__ topk::Scratch scratch;
   __shared__ int count;
   __shared__ uint64_t worst;  // rank that a candidate must beat
   float *q = shared, *weights = p.weights ? shared + p.heads * p.dims : nullptr;
-  Candidate* list = p.lists + static_cast<int64_t>(blockIdx.x) * p.capacity;
+  const List list{p.lists + static_cast<int64_t>(blockIdx.x) * p.capacity};
   const int lane = threadIdx.x % 32;
   for (int64_t t = blockIdx.x; t < p.queries; t += gridDim.x) {
     __syncthreads();
     for (int i = threadIdx.x; i < p.heads * p.dims; i += kThreads) q[i] = to_f32(p.q[t * p.heads * p.dims + i]);
     if (weights)
       for (int h = threadIdx.x; h < p.heads; h += kThreads) weights[h] = p.weights[t * p.heads + h];
-    for (int i = threadIdx.x; i < p.state_counts[t]; i += kThreads) topk::store_candidate(list + i, {p.state_scores[t * p.k + i], p.state_indices[t * p.k + i]});
+    for (int i = threadIdx.x; i < p.state_counts[t]; i += kThreads) list.put(i, {p.state_scores[t * p.k + i], p.state_indices[t * p.k + i]});
     if (threadIdx.x == 0) count = p.state_counts[t], worst = 0;
     __syncthreads();
     const int64_t first = max(p.begin[t] - p.first_key, int64_t{0}), last = min(p.end[t] - p.first_key, p.num_keys);
@@ -57,21 +66,20 @@ __global__ void __launch_bounds__(kThreads) plain_kernel(const Plain p) {
         if (score != score)
           atomicMin(p.nan_query, static_cast<int32_t>(t));
         else if (topk::rank_of(c) > worst)
-          topk::store_candidate(list + atomicAdd(&count, 1), c);
+          list.put(atomicAdd(&count, 1), c);
       }
       __threadfence_block();
       __syncthreads();
       const bool full = count + kThreads > p.capacity || (tile + kThreads >= last && count > p.k);
       __syncthreads();
       if (full && threadIdx.x < 32) {
-        const uint64_t kth = topk::kth_rank(list, count, p.k, histogram, ranks, lane);
-        topk::for_each_best(list, count, kth, lane, [&](int at, Candidate c) { topk::store_candidate(list + at, c); });
+        const uint64_t kth = topk::keep_best(list, count, p.k, -INFINITY, scratch, lane, [](float) {});
         if (lane == 0) count = p.k, worst = kth;
       }
       __syncthreads();
     }
     for (int i = threadIdx.x; i < count; i += kThreads) {
-      const Candidate c = topk::load_candidate(list + i);
+      const Candidate c = list.at(i);
       p.state_scores[t * p.k + i] = c.score;
       p.state_indices[t * p.k + i] = c.index;
     }
