@@ -1,15 +1,15 @@
 // FlashTopK on Hopper. Keys are the rows and 256 (query, head) pairs the columns of a matrix product. Four kinds of warps share
 // a persistent block, each a loop over the block's tasks (a task is the queries of 256 pairs):
 //
-//   loader    1 warp         fetches tasks, feeds queries and key tiles through TMA
-//   scorers   2 warpgroups   take turns on the tensor cores, one multiplying while the other adds up heads; scores of 64
-//                            keys go to a slot in shared memory
-//   keepers   3 warps        append what beats a query's threshold to its list
-//   selectors 4 warps        cut lists to their k best (select.cuh) and raise thresholds, while scoring goes on
+//   loader     1 warp         fetches tasks, feeds queries and key tiles through TMA
+//   scorers    2 warpgroups   take turns on the tensor cores, one multiplying while the other adds up heads; scores of 64
+//                             keys go to a slot in shared memory
+//   keepers    1 to 3 warps   append what beats a query's threshold to its list
+//   selectors  the rest of 8  cut lists to their k best (select.cuh) and raise thresholds, while scoring goes on
 //
-// A list's first k entries lie in the query's row of the state, the rest in a ring in global memory (it stays in L2). A
-// stale threshold only lets too much in, so keepers wait for selectors just when a ring is full, and one task's last
-// selection runs under the next task's scoring. Lists have one writer each: appending needs no atomics.
+// Lists lie in global memory (they stay in L2): what the last selection kept, and a ring of what came since. A stale
+// threshold only lets too much in, so keepers wait for selectors just when a ring is full, and one task's last selection
+// runs under the next task's scoring.
 //
 // Columns are ordered so that all heads of a query lie in one thread: column 8 j + 2 c + e of lane c in a quad is head
 // 2 (j % (H/2)) + e of query 4 (j / (H/2)) + c. A score is (sum of even heads) + (sum of odd heads), each in order, so its
@@ -34,10 +34,9 @@ using topk::Candidate;
 using topk::kColumns;
 using topk::kKeyTile;
 
-constexpr int kThreads = 512;  // warps 0: loader, 1-3: keepers, 4-7: selectors, 8-15: scorers
-constexpr int kKeepers = 3, kSelectors = 4;
+constexpr int kThreads = 512;  // warps 0: loader, then keepers, selectors to 7, 8-15: scorers
+constexpr int kRegisters = 80, kScorerRegisters = 176;  // per thread
 constexpr int kSlotKeys = kKeyTile / 2, kSlotStride = kSlotKeys + 8;  // the pad spreads a quad's four queries over the banks
-constexpr uint64_t kNoThreshold = uint64_t{INT32_MAX} << 32 | 0xff800000u;
 
 template <int kHeads, int kDims>
 struct Task {
@@ -54,18 +53,18 @@ template <int kHeads, int kDims>
 struct __align__(1024) Shared {
   static constexpr int kQueries = kColumns / kHeads;
   static constexpr int kStages = kHeads == 4 && kDims == 128 ? 3 : 4, kSlots = kHeads == 4 ? 3 : 6;
+  static constexpr int kKeepers = kQueries < 12 ? kQueries / 4 : 3, kSelectors = 7 - kKeepers;
   bf16 q[kDims / 64][kColumns * 64];
   bf16 keys[kStages][kDims / 64][kKeyTile * 64];
   float slots[kSlots][kQueries][kSlotStride];  // scores of 64 keys
   Task<kHeads, kDims> tasks[2];
   topk::Scratch scratch[kSelectors];
-  // Lists. Tasks alternate between two entries where a keeper may be a task ahead of a selector.
-  uint64_t threshold[2][kQueries];  // of a score (low half) and, among equals, an index (high half); selectors write
-  uint64_t progress[2][kQueries];   // task number + 1, whether the list is complete, its entries; keepers write
-  int appended[kQueries];           // keepers' own
-  uint32_t ring_start[kQueries];    // ring entries of all earlier tasks; keepers' own
-  uint32_t ring_head[kQueries];     // ring entries consumed so far; selectors write
-  uint32_t finished[kQueries];       // tasks whose list is settled; selectors write
+  // Tasks alternate between two entries where a keeper may be a task ahead of a selector.
+  uint64_t threshold[2][kQueries];  // what scores have to beat; selectors write
+  uint64_t progress[2][kQueries];   // task number + 1, whether all has come (a bit), tail of the ring; keepers write
+  uint32_t tail[kQueries];          // entries that ever came into the ring; keepers' own
+  uint32_t head[kQueries];          // entries that ever left it; selectors write
+  uint32_t finished[kQueries];      // tasks whose list is settled; selectors write
   uint64_t full[kStages], empty[kStages], q_full, q_empty, slot_full[kSlots], slot_empty[kSlots], task_full[2], task_empty[2];
 };
 
@@ -73,11 +72,11 @@ struct Problem {
   const float* weights;  // [T, H] or null
   const int32_t *begin, *end;
   int64_t queries, num_keys, first_key;
-  int k, ring;       // entries of a ring: a power of two
-  int select_at;     // entries beyond k that make a selection worthwhile
+  int k, ring, select_at;  // entries of a ring: a power of two; entries beyond k that make a selection worthwhile
   float* state_scores;
   int32_t *state_indices, *state_counts, *nan_query;
-  float* rings;  // [blocks][queries of a block][scores, indices][ring]
+  Candidate* lists;  // [blocks][queries of a block][list_entries]: kept ones, ring
+  int64_t list_entries;
   int32_t* next_task;
 };
 
@@ -109,7 +108,6 @@ __device__ __forceinline__ uint32_t observe(const uint32_t* from) {
   asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(x) : "r"(shared_address(from)) : "memory");
   return x;
 }
-__device__ __forceinline__ uint64_t threshold_of(float score, int32_t index) { return static_cast<uint64_t>(static_cast<uint32_t>(index)) << 32 | __float_as_uint(score); }
 // max(x, 0) that keeps NaN.
 __device__ __forceinline__ float relu(float x) {
   float y;
@@ -232,9 +230,7 @@ struct Scorer {
       barrier_wait(&s.q_full, number & 1);
 #pragma unroll 1
       for (int i = 0; i < num_tiles; ++i) {
-        float d[2][64];
-        multiply(d, stage, i == num_tiles - 1);
-        add_heads(d, task, slot);
+        score(task, stage, slot, i == num_tiles - 1);
         stage.advance(1);
         slot.advance(2);
       }
@@ -242,80 +238,73 @@ struct Scorer {
     }
     if (group() == 0) named_sync(1, 256);
   }
-  __device__ __forceinline__ void multiply(float (&d)[2][64], const Turn<SharedMemory::kStages>& stage, bool last) {
+  // Two halves of the columns: the first one's heads are added while the second is multiplied.
+  __device__ __forceinline__ void score(const Task<kHeads, kDims>& task, const Turn<SharedMemory::kStages>& stage, const Turn<SharedMemory::kSlots>& slot, bool last) {
+    float d[2][64], sums[kPerRow][2][2];
     barrier_wait(&s.full[stage.at], stage.parity);
     named_sync(1 + group(), 256);  // this group's turn
     wgmma_begin();
-#pragma unroll
-    for (int step = 0; step < kDims / 16; ++step) {
-      const uint64_t a = row_descriptor(shared_address(s.keys[stage.at][step / 4]) + group() * kTileBytes) + step % 4 * 2;
-      const uint64_t b = row_descriptor(shared_address(s.q[step / 4])) + step % 4 * 2;
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        if (step == 0)
-          wgmma_n128_first(d[half], a, b + half * 1024);
-        else
-          wgmma_n128<0, 0>(d[half], a, b + half * 1024, 1);
-    }
+    multiply(d[0], stage, 0);
+    wgmma_commit();
+    multiply(d[1], stage, 1);
     wgmma_commit();
     named_arrive(1 + (1 - group()), 256);
-    wgmma_wait<0>();
+    wgmma_wait<1>();
     pin(d[0]);
+    add_heads(d[0], task, 0, sums);
+    wgmma_wait<0>();
     pin(d[1]);
     if (threadIdx.x % 128 == 0) {
       barrier_arrive(&s.empty[stage.at]);
       if (last) barrier_arrive(&s.q_empty);
     }
-  }
-  __device__ __forceinline__ void add_heads(const float (&pieces)[2][64], const Task<kHeads, kDims>& task, const Turn<SharedMemory::kSlots>& slot) {
-    const int quad = threadIdx.x % 4, row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    float scores[kPerRow][2];
-    const auto d = [&](int i) { return pieces[i / 64][i % 64]; };
-#pragma unroll
-    for (int q = 0; q < kPerRow; ++q) {
-      float sums[2][2] = {};
-#pragma unroll
-      for (int h = 0; h < kHeads; h += 4) {
-        float4 w = make_float4(1, 1, 1, 1);
-        if constexpr (kWeighted) w = *reinterpret_cast<const float4*>(&task.weights[4 * q + quad][h]);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int at = (q * kHeads + h) * 2 + 2 * r;
-          sums[r][0] = h == 0 ? relu(d(at)) * w.x : fmaf(relu(d(at)), w.x, sums[r][0]);
-          sums[r][1] = h == 0 ? relu(d(at + 1)) * w.y : fmaf(relu(d(at + 1)), w.y, sums[r][1]);
-          sums[r][0] = fmaf(relu(d(at + 4)), w.z, sums[r][0]);
-          sums[r][1] = fmaf(relu(d(at + 5)), w.w, sums[r][1]);
-        }
-      }
-#pragma unroll
-      for (int r = 0; r < 2; ++r) scores[q][r] = sums[r][0] + sums[r][1];
-    }
+    add_heads(d[1], task, 1, sums);
     barrier_wait(&s.slot_empty[slot.at], slot.parity ^ 1);
+    const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
     for (int q = 0; q < kPerRow; ++q)
 #pragma unroll
-      for (int r = 0; r < 2; ++r) s.slots[slot.at][4 * q + quad][row + 8 * r] = scores[q][r];
+      for (int r = 0; r < 2; ++r) s.slots[slot.at][4 * q + threadIdx.x % 4][row + 8 * r] = sums[q][r][0] + sums[q][r][1];
     __syncwarp();
     if (lane_id() == 0) barrier_arrive(&s.slot_full[slot.at]);
+  }
+  __device__ __forceinline__ void multiply(float (&d)[64], const Turn<SharedMemory::kStages>& stage, int half) {
+#pragma unroll
+    for (int step = 0; step < kDims / 16; ++step) {
+      const uint64_t a = row_descriptor(shared_address(s.keys[stage.at][step / 4]) + group() * kTileBytes) + step % 4 * 2;
+      const uint64_t b = row_descriptor(shared_address(s.q[step / 4]) + half * 2 * kTileBytes) + step % 4 * 2;
+      if (step == 0)
+        wgmma_n128_first(d, a, b);
+      else
+        wgmma_n128<0, 0>(d, a, b, 1);
+    }
+  }
+  // d: a thread's products of its two rows with half of the columns, pairs of heads by row.
+  __device__ __forceinline__ void add_heads(const float (&d)[64], const Task<kHeads, kDims>& task, int half, float (&sums)[kPerRow][2][2]) {
+#pragma unroll
+    for (int i = 0; i < 32; i += 4) {
+      const int q = (half * 32 + i) / kHeads, h = (half * 32 + i) % kHeads;
+      float4 w = make_float4(1, 1, 1, 1);
+      if constexpr (kWeighted) w = *reinterpret_cast<const float4*>(&task.weights[4 * q + threadIdx.x % 4][h]);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        auto& sum = sums[q][r];
+        const int at = i * 2 + 2 * r;
+        sum[0] = h == 0 ? relu(d[at]) * w.x : fmaf(relu(d[at]), w.x, sum[0]);
+        sum[1] = h == 0 ? relu(d[at + 1]) * w.y : fmaf(relu(d[at + 1]), w.y, sum[1]);
+        sum[0] = fmaf(relu(d[at + 4]), w.z, sum[0]);
+        sum[1] = fmaf(relu(d[at + 5]), w.w, sum[1]);
+      }
+    }
   }
   static __device__ __forceinline__ int group() { return threadIdx.x / 128 - 2; }
 };
 
-// Where a query's list lies.
-struct Places {
-  float* row;  // of the state
-  int32_t* row_indices;
-  float* ring;  // scores, then as many indices
-  uint32_t mask;
-  int k;
-  __device__ __forceinline__ Places(const Problem& p, int64_t t, int list) : row(p.state_scores + t * p.k), row_indices(p.state_indices + t * p.k), ring(p.rings + static_cast<int64_t>(list) * 2 * p.ring), mask(p.ring - 1), k(p.k) {}
-};
-
-// Appends what beats the threshold. Each half of a warp looks at one query of a pair.
+// Appends what beats the threshold. Eight lanes look at one query's scores, eight each.
 template <int kHeads, int kDims>
 struct Keeper {
   using SharedMemory = Shared<kHeads, kDims>;
-  static constexpr int kQueries = kColumns / kHeads;
+  static constexpr int kQueries = kColumns / kHeads, kKeepers = SharedMemory::kKeepers;
   SharedMemory& s;
   const Problem& p;
 
@@ -326,7 +315,11 @@ struct Keeper {
       barrier_wait(&s.task_full[number & 1], number >> 1 & 1);
       const auto& task = s.tasks[number & 1];
       if (task.num_tiles < 0) return;
-      begin_lists(task, number);
+      const int q = own_query();
+      // The entries that alternate are free when the list of two tasks ago is settled.
+      if (q < kQueries)
+        while (observe(&s.finished[q]) + 1 < number) __nanosleep(100);
+      tell_progress(number, false);
       const int first_key = task.first_tile * kKeyTile, keys = task.num_tiles * kKeyTile;
 #pragma unroll 1
       for (int at = 0; at < keys; at += kSlotKeys) {
@@ -334,148 +327,129 @@ struct Keeper {
         const int key = first_key + at;
         const bool checked = key < task.all_begin || key + kSlotKeys > task.all_end;
 #pragma unroll 1
-        for (int q = 2 * warp(); q < kQueries; q += 2 * kKeepers) append(task, number, slot.at, q + lane_id() / 16, key, checked);
+        for (int q = 4 * warp(); q < kQueries; q += 4 * kKeepers) append(task, number, s.slots[slot.at][q + lane_id() / 8], q + lane_id() / 8, key, checked);
         __syncwarp();
         if (lane_id() == 0) barrier_arrive(&s.slot_empty[slot.at]);
         slot.advance(1);
         if (at % (4 * kKeyTile) == 0) tell_progress(number, false);
       }
       tell_progress(number, true);
-      __syncwarp();
       if (lane_id() == 0) barrier_arrive(&s.task_empty[number & 1]);
     }
   }
   // Query of this lane where lanes stand for all queries of the warp; kQueries or more: none.
   __device__ __forceinline__ int own_query() const {
-    static_assert((kQueries + 2 * kKeepers - 1) / (2 * kKeepers) * 2 <= 32);
-    return (warp() + lane_id() / 2 * kKeepers) * 2 + lane_id() % 2;
-  }
-  __device__ __forceinline__ void begin_lists(const Task<kHeads, kDims>& task, uint32_t number) {
-    const int q = own_query();
-    if (q < kQueries) {
-      // The entries that alternate are free when the list of two tasks ago is settled.
-      while (observe(&s.finished[q]) + 1 < number) __nanosleep(100);
-      s.ring_start[q] += max(0, s.appended[q] - p.k);
-      s.appended[q] = task.first_counts[q];
-      publish(&s.progress[number & 1][q], uint64_t{number + 1} << 32 | static_cast<uint32_t>(task.first_counts[q]));
-    }
-    __syncwarp();
+    static_assert((kQueries / 4 + kKeepers - 1) / kKeepers * 4 <= 32);
+    return (warp() + lane_id() / 4 * kKeepers) * 4 + lane_id() % 4;
   }
   __device__ __forceinline__ void tell_progress(uint32_t number, bool complete) {
     __syncwarp();
     const int q = own_query();
-    if (q < kQueries) publish(&s.progress[number & 1][q], uint64_t{number + 1} << 32 | (complete ? 0x80000000u : 0u) | static_cast<uint32_t>(s.appended[q]));
+    if (q < kQueries) publish(&s.progress[number & 1][q], uint64_t{number + 1} << 33 | uint64_t{complete} << 32 | s.tail[q]);
+    __syncwarp();
   }
-  __device__ __forceinline__ void append(const Task<kHeads, kDims>& task, uint32_t number, int slot, int q, int key, bool checked) {
-    const int part = lane_id() % 16;
-    key += 4 * part;
-    const float4 four = *reinterpret_cast<const float4*>(&s.slots[slot][q][4 * part]);
-    const uint64_t packed = observe_relaxed(&s.threshold[number & 1][q]);
-    const float threshold = __uint_as_float(static_cast<uint32_t>(packed));
-    const bool any = !(four.x < threshold) || !(four.y < threshold) || !(four.z < threshold) || !(four.w < threshold);
-    if (!__any_sync(~0u, any)) return;
-    const int32_t threshold_index = static_cast<int32_t>(packed >> 32);
-    const float scores[4] = {four.x, four.y, four.z, four.w};
-    uint32_t taken[4], mine = 0;
-    int64_t t = task.first_query + q;
+  __device__ __forceinline__ void append(const Task<kHeads, kDims>& task, uint32_t number, float (&scores)[kSlotStride], int q, int first_key, bool checked) {
+    const int part = lane_id() % 8 * 4;  // this lane's keys: four from here, four from here + 32
+    const float4 low = *reinterpret_cast<const float4*>(scores + part), high = *reinterpret_cast<const float4*>(scores + part + 32);
+    const float mine[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    const uint64_t threshold = *const_cast<const volatile uint64_t*>(&s.threshold[number & 1][q]);
+    const float least = topk::threshold_score(threshold);
+    uint32_t take = 0;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      bool take = !(scores[j] < threshold) && (!checked || (key + j >= task.begin[q] && key + j < task.end[q]));
-      if (take && scores[j] != scores[j]) atomicMin(p.nan_query, static_cast<int32_t>(t));
-      // NaN counts as -inf, which only a list without threshold takes. Ties go to the lower index.
-      take = take && (scores[j] > threshold || ((scores[j] == threshold || threshold == -INFINITY) && static_cast<int32_t>(p.first_key) + key + j < threshold_index));
-      taken[j] = __ballot_sync(~0u, take);
-      mine |= take << j;
+    for (int j = 0; j < 8; ++j)
+      if (!(mine[j] < least)) take |= 1u << j;
+    if (!__any_sync(~0u, take)) return;
+    bool equal = false;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) equal |= !(mine[j] < least) && !(mine[j] > least);
+    if (checked || __any_sync(~0u, equal)) take = look_closer(task, scores, q, first_key, take, threshold);
+    make_room(number, q);
+    uint32_t at = take ? atomicAdd(&s.tail[q], __popc(take)) : 0;
+    Candidate* ring = ring_of(q);
+    for (; take != 0; take &= take - 1, ++at) {
+      const int key = key_of(take);
+      topk::store_candidate(ring + (at & static_cast<uint32_t>(p.ring - 1)), {scores[key] + 0.0f, static_cast<int32_t>(p.first_key) + first_key + key});
     }
-    int count = s.appended[q];
-    make_room(number, q, count);
-    const Places places(p, t, blockIdx.x * kQueries + q);
-    const uint32_t half = lane_id() < 16 ? 0xffffu : 0xffff0000u, below = half & ((1u << lane_id()) - 1), start = s.ring_start[q];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (mine >> j & 1) {
-        const int at = count + __popc(taken[j] & below);
-        const bool in_row = at < p.k;
-        const uint32_t offset = in_row ? at : start + (at - p.k) & places.mask;
-        const float score = scores[j] != scores[j] ? -INFINITY : scores[j] + 0.0f;
-        __stcg((in_row ? places.row : places.ring) + offset, score);
-        __stcg((in_row ? places.row_indices : reinterpret_cast<int32_t*>(places.ring) + p.ring) + offset, static_cast<int32_t>(p.first_key) + key + j);
+    __syncwarp();
+  }
+  // The key, within the slot, of the lowest bit.
+  static __device__ __forceinline__ int key_of(uint32_t take) {
+    const int j = __ffs(take) - 1;
+    return lane_id() % 8 * 4 + (j & 3) + (j & 4) * 8;
+  }
+  // Keys out of sight are left out; equals of the threshold go by their index; NaN is told and becomes a score that nothing
+  // prefers.
+  __device__ __forceinline__ uint32_t look_closer(const Task<kHeads, kDims>& task, float* scores, int q, int first_key, uint32_t take, uint64_t threshold) {
+    uint32_t rest = 0;
+    for (; take != 0; take &= take - 1) {
+      const int key = key_of(take);
+      float score = scores[key];
+      if (first_key + key < task.begin[q] || first_key + key >= task.end[q]) continue;
+      if (score != score) {
+        atomicMin(p.nan_query, static_cast<int32_t>(task.first_query + q));
+        scores[key] = score = -INFINITY;
       }
-      count += __popc(taken[j] & half);
+      const float least = topk::threshold_score(threshold);
+      if (score > least || (score == least && static_cast<int32_t>(p.first_key) + first_key + key < topk::threshold_index(threshold))) rest |= take & -take;
     }
     __syncwarp();
-    if (part == 0) s.appended[q] = count;
-    __syncwarp();
+    return rest;
   }
-  // Waits until both lists of a pair can take all keys of a slot.
-  __device__ __forceinline__ void make_room(uint32_t number, int q, int count) {
-    const uint32_t tail = s.ring_start[q] + max(0, count - p.k);
-    if (!__any_sync(~0u, p.ring - (tail - observe(&s.ring_head[q])) < kSlotKeys)) return;
+  // Waits until the lists of four queries can take all keys of a slot.
+  __device__ __forceinline__ void make_room(uint32_t number, int q) {
+    if (!full(q)) return;
     tell_progress(number, false);
-    while (__any_sync(~0u, p.ring - (tail - observe(&s.ring_head[q])) < kSlotKeys)) __nanosleep(100);
+    while (full(q)) __nanosleep(100);
   }
-  static __device__ __forceinline__ uint64_t observe_relaxed(const uint64_t* from) { return *const_cast<const volatile uint64_t*>(from); }
+  __device__ __forceinline__ bool full(int q) const { return __any_sync(~0u, static_cast<uint32_t>(p.ring) - (s.tail[q] - observe(&s.head[q])) < kSlotKeys); }
+  __device__ __forceinline__ Candidate* ring_of(int q) const { return p.lists + (static_cast<int64_t>(blockIdx.x) * kQueries + q + 1) * p.list_entries - p.ring; }
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32 - 1; }
-};
-
-// What a selection reads and writes: k entries of the state's row, then entries of the ring.
-struct List {
-  Places places;
-  uint32_t head;  // of the ring
-  __device__ __forceinline__ float score(int i) const { return __ldcg(i < places.k ? places.row + i : places.ring + (head + i - places.k & places.mask)); }
-  __device__ __forceinline__ Candidate at(int i) const {
-    const bool in_row = i < places.k;
-    const uint32_t offset = in_row ? i : head + i - places.k & places.mask;
-    return {__ldcg((in_row ? places.row : places.ring) + offset), __ldcg((in_row ? places.row_indices : reinterpret_cast<int32_t*>(places.ring) + places.mask + 1) + offset)};
-  }
-  __device__ __forceinline__ void put(int i, Candidate c) const {
-    __stcg(places.row + i, c.score);
-    __stcg(places.row_indices + i, c.index);
-  }
 };
 
 // Cuts lists to their k best. Lanes stand for the queries of the warp.
 template <int kHeads, int kDims>
 struct Selector {
   using SharedMemory = Shared<kHeads, kDims>;
-  static constexpr int kQueries = kColumns / kHeads;
+  static constexpr int kQueries = kColumns / kHeads, kSelectors = SharedMemory::kSelectors;
   SharedMemory& s;
   const Problem& p;
 
   __device__ __forceinline__ void run() {
+    static_assert(kQueries <= 32 * kSelectors);
     const int q = warp() + kSelectors * lane_id();
-    uint32_t head = 0;  // ring entries consumed
+    uint32_t head = 0;  // of this lane's ring
 #pragma unroll 1
     for (uint32_t number = 0;; ++number) {
       barrier_wait(&s.task_full[number & 1], number >> 1 & 1);
       const auto& task = s.tasks[number & 1];
       if (task.num_tiles < 0) return;
-      const uint32_t start = head;
       bool settled = q >= kQueries;
-      for (uint32_t full = __ballot_sync(~0u, !settled && task.first_counts[min(q, kQueries - 1)] == p.k); full != 0; full &= full - 1)
-        restore_threshold(warp() + kSelectors * (__ffs(full) - 1), task.first_query, number);
+      int kept = settled ? 0 : task.first_counts[q];
+      for (uint32_t some = __ballot_sync(~0u, kept > 0); some != 0; some &= some - 1) {
+        const int lane = __ffs(some) - 1;
+        load_state(warp() + kSelectors * lane, task.first_query, number, __shfl_sync(~0u, kept, lane));
+      }
 #pragma unroll 1
       while (!__all_sync(~0u, settled)) {
         const uint64_t progress = settled ? 0 : observe(&s.progress[number & 1][q]);
-        const bool known = !settled && progress >> 32 == number + 1, complete = known && (progress & 0x80000000u);
-        const int count = static_cast<int>(progress & 0x7fffffffu), waiting = known ? max(0, count - p.k) - static_cast<int>(head - start) : 0;
+        const bool known = !settled && progress >> 33 == number + 1, complete = known && (progress >> 32 & 1);
+        const int waiting = known ? static_cast<int>(static_cast<uint32_t>(progress) - head) : 0;
         // What is complete comes first: its task holds up another.
-        const int urgency = complete ? INT32_MAX : waiting >= p.select_at ? waiting : 0, most = __reduce_max_sync(~0u, urgency);
+        const int urgency = complete ? INT32_MAX : kept + waiting >= p.k + p.select_at ? waiting : 0, most = __reduce_max_sync(~0u, urgency);
         if (most == 0) {
           __nanosleep(500);
           continue;
         }
         const int lane = __ffs(__ballot_sync(~0u, urgency == most)) - 1;
-        if (const int entries = __shfl_sync(~0u, waiting, lane); entries > 0) select(warp() + kSelectors * lane, task.first_query, number, __shfl_sync(~0u, head, lane), entries);
-        __syncwarp();
+        const int now_kept = select(warp() + kSelectors * lane, task.first_query, number, __shfl_sync(~0u, kept, lane), __shfl_sync(~0u, head, lane), __shfl_sync(~0u, waiting, lane),
+                                    most == INT32_MAX);
         if (lane_id() == lane) {
+          kept = now_kept;
           head += waiting;
-          publish(&s.ring_head[q], head);
+          publish(&s.head[q], head);
           if (complete) {
             settled = true;
-            const int64_t t = task.first_query + q;
-            if (t < p.queries) p.state_counts[t] = min(count, p.k);
-            s.threshold[number & 1][q] = kNoThreshold;
+            s.threshold[number & 1][q] = topk::kNoThreshold;
             publish(&s.finished[q], number + 1);
           }
         }
@@ -484,26 +458,48 @@ struct Selector {
       if (lane_id() == 0) barrier_arrive(&s.task_empty[number & 1]);
     }
   }
-  __device__ __forceinline__ void tell(int q, uint32_t number, float score, int32_t index) {
-    if (lane_id() == 0) *const_cast<volatile uint64_t*>(&s.threshold[number & 1][q]) = threshold_of(score, index);
+  __device__ __forceinline__ topk::List list_of(int q, int kept, uint32_t head, int waiting) const {
+    Candidate* list = p.lists + (static_cast<int64_t>(blockIdx.x) * kQueries + q) * p.list_entries;
+    return {list, kept, list + p.list_entries - p.ring, static_cast<uint32_t>(p.ring - 1), head, waiting};
   }
-  // A full state's worst entry.
-  __device__ __forceinline__ void restore_threshold(int q, int64_t first_query, uint32_t number) {
-    const List list{Places(p, first_query + q, blockIdx.x * kQueries + q), 0};
+  __device__ __forceinline__ void tell(int q, uint32_t number, uint64_t threshold) {
+    if (lane_id() == 0) *const_cast<volatile uint64_t*>(&s.threshold[number & 1][q]) = threshold;
+  }
+  // Entries of earlier updates; a full state brings its threshold.
+  __device__ __forceinline__ void load_state(int q, int64_t first_query, uint32_t number, int count) {
+    const int64_t at = (first_query + q) * p.k;
+    Candidate* to = list_of(q, 0, 0, 0).kept;
     uint64_t worst = ~uint64_t{0};
-    topk::for_each_candidate(list, p.k, lane_id(), [&](Candidate c) { worst = min(worst, topk::rank_of(c)); });
+#pragma unroll 4
+    for (int i = lane_id(); i < count; i += 32) {
+      const Candidate c{p.state_scores[at + i], p.state_indices[at + i]};
+      topk::store_candidate(to + i, c);
+      worst = min(worst, topk::rank_of(c));
+    }
     worst = topk::warp_min(worst);
-    tell(q, number, topk::score_of(worst), topk::index_of(worst));
+    if (count == p.k) tell(q, number, topk::make_threshold(topk::score_of(worst), topk::index_of(worst)));
+    __syncwarp();
   }
-  __device__ __forceinline__ void select(int q, int64_t first_query, uint32_t number, uint32_t head, int entries) {
-    const List list{Places(p, first_query + q, blockIdx.x * kQueries + q), head};
-    const float floor = __uint_as_float(static_cast<uint32_t>(s.threshold[number & 1][q]));
-    const uint64_t kth = topk::keep_best(list, p.k + entries, p.k, floor, s.scratch[warp()], lane_id(), [&](float score) {
-      if (score > floor) tell(q, number, score, INT32_MAX);
-    });
-    tell(q, number, topk::score_of(kth), topk::index_of(kth));
+  // Returns the entries kept; the last selection of a task leaves them in the state.
+  __device__ __forceinline__ int select(int q, int64_t first_query, uint32_t number, int kept, uint32_t head, int waiting, bool last) {
+    const topk::List list = list_of(q, kept, head, waiting);
+    if (kept + waiting > p.k)
+      kept = topk::keep_best(list, p.k, last, s.threshold[number & 1][q], s.scratch[warp()], lane_id(), [&](uint64_t threshold) { tell(q, number, threshold); });
+    else if (waiting > 0)
+      kept = topk::keep(list, s.scratch[warp()], lane_id(), [](Candidate) { return true; });
+    const int64_t t = first_query + q;
+    if (!last || t >= p.queries) return kept;
+#pragma unroll 4
+    for (int i = lane_id(); i < kept; i += 32) {
+      const Candidate c = topk::load_candidate(list.kept + i);
+      p.state_scores[t * p.k + i] = c.score;
+      p.state_indices[t * p.k + i] = c.index;
+    }
+    if (lane_id() == 0) p.state_counts[t] = kept;
+    __syncwarp();
+    return kept;
   }
-  static __device__ __forceinline__ int warp() { return threadIdx.x / 32 - 4; }
+  static __device__ __forceinline__ int warp() { return threadIdx.x / 32 - 1 - SharedMemory::kKeepers; }
 };
 
 template <int kHeads, int kDims, bool kWeighted>
@@ -513,28 +509,28 @@ __global__ void __launch_bounds__(kThreads, 1) flash_topk_kernel(const __grid_co
   auto& s = *reinterpret_cast<SharedMemory*>(raw);
   if (threadIdx.x == 0) {
     for (int i = 0; i < SharedMemory::kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 2);
-    for (int i = 0; i < SharedMemory::kSlots; ++i) barrier_init(&s.slot_full[i], 4), barrier_init(&s.slot_empty[i], kKeepers);
-    for (int i = 0; i < 2; ++i) barrier_init(&s.task_full[i], 1), barrier_init(&s.task_empty[i], 8 + kKeepers + kSelectors);
+    for (int i = 0; i < SharedMemory::kSlots; ++i) barrier_init(&s.slot_full[i], 4), barrier_init(&s.slot_empty[i], SharedMemory::kKeepers);
+    for (int i = 0; i < 2; ++i) barrier_init(&s.task_full[i], 1), barrier_init(&s.task_empty[i], 15);
     barrier_init(&s.q_full, 1);
     barrier_init(&s.q_empty, 2);
     fence_to_async();
   }
   for (int q = threadIdx.x; q < SharedMemory::kQueries; q += kThreads) {
-    s.threshold[0][q] = s.threshold[1][q] = kNoThreshold;
+    s.threshold[0][q] = s.threshold[1][q] = topk::kNoThreshold;
     s.progress[0][q] = s.progress[1][q] = 0;
-    s.appended[q] = 0, s.ring_start[q] = s.ring_head[q] = s.finished[q] = 0;
+    s.tail[q] = s.head[q] = s.finished[q] = 0;
   }
   __syncthreads();
   if (threadIdx.x < 256) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 80;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
     if (threadIdx.x < 32)
       Loader<kHeads, kDims, kWeighted>{s, p, &q_map, &key_map}.run();
-    else if (threadIdx.x < 128)
+    else if (threadIdx.x < 32 + 32 * SharedMemory::kKeepers)
       Keeper<kHeads, kDims>{s, p}.run();
     else
       Selector<kHeads, kDims>{s, p}.run();
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 176;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kScorerRegisters));
     Scorer<kHeads, kDims, kWeighted>{s}.run();
   }
 }
@@ -654,15 +650,16 @@ void flash_topk_update_cuda(FlashTopKState& s, const FlashTopKUpdate& u) {
   p.num_keys = u.keys.size(0);
   p.first_key = u.first_key;
   p.k = static_cast<int>(s.k);
-  p.ring = topk::ring_capacity(s.k);
+  p.ring = topk::ring_entries(s.k);
+  p.list_entries = topk::list_entries(s.k);
   p.select_at = topk::select_at(s.k);
   p.state_scores = s.scores.f32();
   p.state_indices = s.indices.i32();
   p.state_counts = s.counts.i32();
   p.nan_query = s.nan_query.i32();
   p.next_task = workspace.take<int32_t>(1);
-  p.rings = workspace.take<float>(topk::list_bytes(u, s.k) / 4);
-  if (!topk::has_tensor_core_form(u)) return flash_topk_update_plain_cuda(s, u, p.rings);
+  p.lists = workspace.take<Candidate>(topk::list_bytes(u, s.k) / int64_t{sizeof(Candidate)});
+  if (!topk::has_tensor_core_form(u)) return flash_topk_update_plain_cuda(s, u, p.lists);
   HYSCALE_CHECK(u.keys.stride(0) % 8 == 0 && reinterpret_cast<uintptr_t>(u.keys.raw()) % 16 == 0, "keys ", to_string(u.keys), " with rows of ", u.keys.stride(0),
                 " elements: rows start at multiples of 16 bytes");
   check_cuda(cudaMemsetAsync(p.next_task, 0, sizeof(int32_t), stream_of(u.stream)), "flash_topk");

@@ -11,13 +11,18 @@ constexpr int kColumns = 256;     // (query, head) pairs of a block: the N of it
 constexpr int kKeyTile = 128;     // keys of a tile: two warpgroups of 64 rows
 constexpr int kMostBlocks = 132;  // persistent blocks; one per multiprocessor, none has more
 
-// Entries of a query's list beyond the k in its state: room for those that arrive while a selection runs.
-inline int ring_capacity(int64_t k) { return std::max(1024, static_cast<int>(std::bit_ceil(static_cast<uint64_t>(2 * k)))); }
-// Entries beyond k at which a selection begins, if a warp is free.
-inline int select_at(int64_t k) { return std::max(256, static_cast<int>(k / 2)); }
+struct alignas(8) Candidate {
+  float score;
+  int32_t index;
+};
 
-// Entries of a list of the plain form.
-inline int list_capacity(int64_t k) { return static_cast<int>(std::max<int64_t>(2048, 3 * k)); }
+// A query's list: what the last selection kept (it may keep a few more than k), and a ring, a power of two, of what came since.
+// The ring holds k entries until the first selection, and what arrives while a selection runs.
+constexpr int kFewRanks = 128;
+inline int ring_entries(int64_t k) { return std::max(2048, static_cast<int>(std::bit_ceil(static_cast<uint64_t>(2 * k)))); }
+inline int64_t list_entries(int64_t k) { return k + kFewRanks + ring_entries(k); }
+// Entries beyond k at which a selection begins, if a warp is free.
+inline int select_at(int64_t k) { return std::max(512, static_cast<int>(k / 2)); }
 
 constexpr int kPlainBlocks = 132 * 8;  // of the plain form, a list each
 
@@ -27,7 +32,7 @@ inline bool has_tensor_core_form(const FlashTopKUpdate& u) {
   return (dims == 64 || dims == 128) && (heads == 32 || heads == 64 || (heads == 4 && !u.weights.defined()));
 }
 inline int64_t list_bytes(const FlashTopKUpdate& u, int64_t k) {
-  return 8 * (has_tensor_core_form(u) ? kMostBlocks * (kColumns / u.q.size(1)) * ring_capacity(k) : kPlainBlocks * int64_t{list_capacity(k)});
+  return (has_tensor_core_form(u) ? kMostBlocks * (kColumns / u.q.size(1)) : kPlainBlocks) * list_entries(k) * int64_t{sizeof(Candidate)};
 }
 
 }  // namespace hyscale::topk

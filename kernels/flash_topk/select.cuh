@@ -1,23 +1,21 @@
-// Exact selection among a query's candidates by one warp: the k best by score descending, then index ascending.
+// Selection among a query's candidates by one warp: the k best by score descending, then index ascending.
 //
 // A candidate's rank is one 64-bit number: the score as an ordered integer above, the complement of the index below; all
 // ranks differ, so the k-th is well defined and ties need no second look. Two passes suffice as a rule: a histogram linear
 // in the score's value over a window guessed from a sample (digits of floats would fall into two or three bins, whose
-// counters serialise), then one that keeps the bins above the k-th's and settles that bin in shared memory. Where its bin
-// holds too many (ties, outliers, infinities), the range of ranks that can hold the k-th is cut until one is left.
+// counters serialise), then one that keeps the bins from the k-th's up. While more candidates are to come, the whole bin
+// stays; at the end it is settled in shared memory. Where it holds too many (ties, outliers, infinities), the range of
+// ranks that can hold the k-th is cut until one is left.
 //
-// A List has `float score(int i)`, `Candidate at(int i)` and `put(int place, Candidate)`, where put(i) may overwrite at(i).
+// One warp alone issues an instruction every few cycles, so what counts here is instructions per candidate.
 #pragma once
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
-namespace hyscale::topk {
+#include "kernels/flash_topk/flash_topk_cuda.h"
 
-struct __align__(8) Candidate {
-  float score;
-  int32_t index;
-};
+namespace hyscale::topk {
 
 __device__ __forceinline__ uint64_t rank_of(Candidate c) {
   const uint32_t bits = __float_as_uint(c.score);
@@ -29,7 +27,6 @@ __device__ __forceinline__ float score_of(uint64_t rank) {
   return __uint_as_float(ordered & 0x80000000u ? ordered & 0x7fffffffu : ~ordered);
 }
 __device__ __forceinline__ int32_t index_of(uint64_t rank) { return static_cast<int32_t>(~static_cast<uint32_t>(rank)); }
-__device__ __forceinline__ Candidate candidate_of(uint64_t rank) { return {score_of(rank), index_of(rank)}; }
 
 __device__ __forceinline__ uint64_t warp_min(uint64_t x) {
   for (int step = 16; step > 0; step /= 2) x = min(x, __shfl_xor_sync(~0u, x, step));
@@ -40,29 +37,63 @@ __device__ __forceinline__ uint64_t warp_max(uint64_t x) {
   return x;
 }
 
-constexpr int kFewRanks = 128;  // of one bin, settled in shared memory
+__device__ __forceinline__ Candidate load_candidate(const Candidate* p) {
+  const float2 v = __ldcg(reinterpret_cast<const float2*>(p));
+  return {v.x, __float_as_int(v.y)};
+}
+__device__ __forceinline__ void store_candidate(Candidate* p, Candidate c) { __stcg(reinterpret_cast<float2*>(p), make_float2(c.score, __int_as_float(c.index))); }
+
+// What must be beaten: a score, and among equals an index. One word, so that it is read and written whole.
+__device__ __forceinline__ uint64_t make_threshold(float score, int32_t index) { return static_cast<uint64_t>(static_cast<uint32_t>(index)) << 32 | __float_as_uint(score); }
+__device__ __forceinline__ float threshold_score(uint64_t t) { return __uint_as_float(static_cast<uint32_t>(t)); }
+__device__ __forceinline__ int32_t threshold_index(uint64_t t) { return static_cast<int32_t>(t >> 32); }
+constexpr uint64_t kNoThreshold = uint64_t{INT32_MAX} << 32 | 0xff800000u;  // -inf, any index
 
 struct Scratch {  // of one warp
   uint32_t histogram[256];
   uint64_t ranks[kFewRanks];
+  uint32_t kept, members;
 };
 
-// Calls f(candidate) for the candidates of this lane, eight loads in flight.
-template <typename List, typename Function>
-__device__ __forceinline__ void for_each_candidate(const List& list, int count, int lane, Function f) {
+// A query's candidates: those kept by the last selection (with room for k + kFewRanks), then `waiting` entries of a ring.
+struct List {
+  Candidate* kept;
+  int num_kept;
+  Candidate* ring;
+  uint32_t mask, head;  // entries of the ring - 1; its first waiting one
+  int waiting;
+
+  __device__ __forceinline__ int size() const { return num_kept + waiting; }
+  __device__ __forceinline__ Candidate at(int i) const { return load_candidate(i < num_kept ? kept + i : ring + (head + i - num_kept & mask)); }
+  // Calls f(batch, valid) for batches of candidates, kBatch to a lane; all of a batch is read before f is called.
+  static constexpr int kBatch = 8;
+  template <typename Function>
+  __device__ __forceinline__ void for_each_batch(int lane, Function f) const {
 #pragma unroll 1
-  for (int first = 0; first < count; first += 32 * 8) {
-    Candidate c[8];
+    for (int piece = 0; piece < 3; ++piece) {
+      const int upto_wrap = min(waiting, static_cast<int>(mask + 1 - (head & mask)));
+      const Candidate* from = piece == 0 ? kept : piece == 1 ? ring + (head & mask) : ring;
+      const int count = piece == 0 ? num_kept : piece == 1 ? upto_wrap : waiting - upto_wrap;
+#pragma unroll 1
+      for (int first = lane; first - lane < count; first += 32 * kBatch) {
+        Candidate c[kBatch];
+        uint32_t valid = 0;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const int i = first + j * 32 + lane;
-      if (i < count) c[j] = list.at(i);
+        for (int j = 0; j < kBatch; ++j)
+          if (first + j * 32 < count) c[j] = load_candidate(from + first + j * 32), valid |= 1u << j;
+        f(c, valid);
+      }
     }
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-      if (first + j * 32 + lane < count) f(c[j]);
   }
-}
+  template <typename Function>
+  __device__ __forceinline__ void for_each(int lane, Function f) const {
+    for_each_batch(lane, [&](const Candidate(&c)[kBatch], uint32_t valid) {
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j)
+        if (valid >> j & 1) f(c[j]);
+    });
+  }
+};
 
 // Where a candidate falls between the bounds of a cut.
 struct Bins {
@@ -131,11 +162,10 @@ __device__ __forceinline__ uint64_t pick_rank(const uint64_t* ranks, int count, 
   return warp_max(found);
 }
 
-// Rank of the k-th best of `count` > k candidates, by cuts of the range that holds it.
-template <typename List>
-__device__ __forceinline__ uint64_t kth_rank_by_cuts(const List& list, int count, int k, uint32_t* histogram, int lane) {
+// Rank of the k-th best of more than k candidates, by cuts of the range that holds it.
+__device__ __forceinline__ uint64_t kth_rank_by_cuts(const List& list, int k, uint32_t* histogram, int lane) {
   uint64_t low = ~uint64_t{0}, high = 0;
-  for_each_candidate(list, count, lane, [&](Candidate c) {
+  list.for_each(lane, [&](Candidate c) {
     const uint64_t rank = rank_of(c);
     low = min(low, rank);
     high = max(high, rank);
@@ -149,14 +179,14 @@ __device__ __forceinline__ uint64_t kth_rank_by_cuts(const List& list, int count
     __syncwarp();
     for (int i = lane; i < 256; i += 32) histogram[i] = 0;
     __syncwarp();
-    for_each_candidate(list, count, lane, [&](Candidate c) {
+    list.for_each(lane, [&](Candidate c) {
       const uint64_t rank = rank_of(c);
       if (bins.holds(rank)) atomicAdd(histogram + bins.of(c, rank), 1u);
     });
     __syncwarp();
     const int bin = find_bin(histogram, need, lane);
     uint64_t next_low = ~uint64_t{0}, next_high = 0;
-    for_each_candidate(list, count, lane, [&](Candidate c) {
+    list.for_each(lane, [&](Candidate c) {
       const uint64_t rank = rank_of(c);
       if (!bins.holds(rank) || bins.of(c, rank) != bin) return;
       next_low = min(next_low, rank);
@@ -168,96 +198,89 @@ __device__ __forceinline__ uint64_t kth_rank_by_cuts(const List& list, int count
   return low;
 }
 
-// Moves the candidates for which better(candidate) holds to the front of the list, from `kept` on. Returns their number.
-template <typename List, typename Better>
-__device__ __forceinline__ int move_to_front(const List& list, int count, int lane, Better better) {
-  int kept = 0;
-#pragma unroll 1
-  for (int first = 0; first < count; first += 32 * 8) {
-    Candidate c[8];
+// Keeps the candidates for which better(candidate) holds, in any order. Returns their number.
+template <typename Better>
+__device__ __forceinline__ int keep(const List& list, Scratch& scratch, int lane, Better better) {
+  if (lane == 0) scratch.kept = 0;
+  __syncwarp();
+  list.for_each_batch(lane, [&](const Candidate(&c)[List::kBatch], uint32_t valid) {
+    uint32_t take = 0;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const int i = first + j * 32 + lane;
-      if (i < count) c[j] = list.at(i);
-    }
-    __syncwarp();  // all of the piece is read before its front is written
+    for (int j = 0; j < List::kBatch; ++j)
+      if ((valid >> j & 1) && better(c[j])) take |= 1u << j;
+    __syncwarp();  // all lanes have read their batch: at least as many places are free as are taken here
+    Candidate* to = list.kept + (take ? atomicAdd(&scratch.kept, __popc(take)) : 0);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const bool take = first + j * 32 + lane < count && better(c[j]);
-      const uint32_t takers = __ballot_sync(~0u, take);
-      if (take) list.put(kept + __popc(takers & ((1u << lane) - 1)), c[j]);
-      kept += __popc(takers);
-    }
+    for (int j = 0; j < List::kBatch; ++j)
+      if (take >> j & 1) store_candidate(to++, c[j]);
     __syncwarp();
-  }
-  return kept;
+  });
+  return static_cast<int>(scratch.kept);
 }
 
-// Bins linear in the score's value; what lies outside the window falls into the first and the last.
+// 256 bins linear in the score's value; what lies outside the window falls into the first and the last.
 struct ValueBins {
-  float low, scale;
-  __device__ int operator()(float score) const { return max(0, min(255, static_cast<int>((score - low) * scale))); }
+  float low, width, scale, offset;
+  __device__ ValueBins(float l, float w) : low(l), width(w), scale(1 / w), offset(-l * scale) {}
+  __device__ bool sound() const { return width > 0 && width < 1e37f && scale < 1e37f && fabsf(offset) < 1e37f; }
+  // Rises with the score: both roundings do. 2^23 leaves the bin in the low bits.
+  __device__ __forceinline__ uint32_t operator()(float score) const { return __float_as_uint(fmaf(__saturatef(fmaf(score, scale, offset)), 255.0f, 8388608.0f)) - 0x4b000000u; }
 };
 
 // A window that is likely to hold the k-th best: from the known floor, or the least of a sample, to four times the
 // sample's mean above it, since few candidates lie beyond (Markov) and outliers must not widen the bins.
-template <typename List>
-__device__ __forceinline__ ValueBins guess_bins(const List& list, int count, float floor, int lane) {
-  constexpr int kSamples = 16;
-  float sample[kSamples];
-#pragma unroll
-  for (int j = 0; j < kSamples; ++j) sample[j] = list.score(min(count - 1, static_cast<int>(static_cast<int64_t>(max(0, count - 32)) * j / (kSamples - 1)) + lane));
+__device__ __forceinline__ ValueBins guess_bins(const List& list, float floor, int lane) {
+  constexpr int kSamples = 8;
+  const int count = list.size(), step = max(0, count - 32) / (kSamples - 1);
   float least = INFINITY, most = -INFINITY, sum = 0;
 #pragma unroll
-  for (int j = 0; j < kSamples; ++j) least = fminf(least, sample[j]), most = fmaxf(most, sample[j]), sum += sample[j] * (1.0f / (32 * kSamples));
+  for (int j = 0; j < kSamples; ++j) {
+    const float sample = list.at(min(count - 1, step * j + lane)).score;
+    least = fminf(least, sample), most = fmaxf(most, sample), sum += sample * (1.0f / (32 * kSamples));
+  }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
     least = fminf(least, __shfl_xor_sync(~0u, least, step));
     most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
     sum += __shfl_xor_sync(~0u, sum, step);
   }
-  const float low = fmaxf(least, floor), width = fminf(most - low, 4 * (sum - low));
-  return {low, width > 0 && width < 1e38f ? 255.999f / width : INFINITY};
+  const float low = fmaxf(least, floor);
+  return {low, fminf(most - low, 4 * (sum - low))};
 }
 
-// Cuts a list of `count` > k candidates to its k best, moved to the front in any order; returns the rank of the k-th.
-// floor: a score that the k-th is known to reach, or -inf. told(score): the k-th reaches this too, told early.
-template <typename List, typename Tell>
-__device__ __forceinline__ uint64_t keep_best(const List& list, int count, int k, float floor, Scratch& scratch, int lane, Tell tell) {
+// Cuts a list of more than k candidates to its k best, or, unless `exactly`, to at most kFewRanks more; they are moved to
+// `kept`. threshold: what candidates are known to have to beat; raised, and told as soon as it is. Returns the number kept.
+template <typename Tell>
+__device__ __forceinline__ int keep_best(const List& list, int k, bool exactly, uint64_t threshold, Scratch& scratch, int lane, Tell tell) {
   uint32_t* histogram = scratch.histogram;
-  const ValueBins bins = guess_bins(list, count, floor, lane);
-  int bin = 0, members = kFewRanks + 1;
-  uint32_t need = static_cast<uint32_t>(k);
-  if (bins.scale < 1e38f) {
+  const ValueBins bins = guess_bins(list, threshold_score(threshold), lane);
+  uint32_t bin = 0, need = static_cast<uint32_t>(k);
+  int members = 0;
+  bool settled = false;  // that the bin is narrow enough
+  if (bins.sound()) {
     for (int i = lane; i < 256; i += 32) histogram[i] = 0;
     __syncwarp();
-#pragma unroll 1
-    for (int first = 0; first < count; first += 32 * 16) {
-      float score[16];
-#pragma unroll
-      for (int j = 0; j < 16; ++j)
-        if (first + j * 32 + lane < count) score[j] = list.score(first + j * 32 + lane);
-#pragma unroll
-      for (int j = 0; j < 16; ++j)
-        if (first + j * 32 + lane < count) atomicAdd(histogram + bins(score[j]), 1u);
-    }
+    list.for_each(lane, [&](Candidate c) { atomicAdd(histogram + bins(c.score), 1u); });
     __syncwarp();
-    bin = find_bin(histogram, need, lane);
+    bin = static_cast<uint32_t>(find_bin(histogram, need, lane));
     members = static_cast<int>(histogram[bin]);
-    const float edge = bins.low + (static_cast<float>(bin) - 0.01f) / bins.scale;
-    if (bin > 0 && bins(edge) < bin) tell(edge);
+    // All from this bin up exceed its edge, and they are k or more.
+    const float edge = bins.low + (static_cast<float>(bin) - 0.51f) * (1.0f / 255) * bins.width;
+    const bool below = bins(edge) < bin;
+    settled = members <= kFewRanks && (exactly || below);
+    if (below && edge > threshold_score(threshold)) tell(make_threshold(edge, INT32_MAX));
   }
   __syncwarp();
-  if (members > kFewRanks) {
-    const uint64_t kth = kth_rank_by_cuts(list, count, k, histogram, lane);
-    move_to_front(list, count, lane, [&](Candidate c) { return rank_of(c) >= kth; });
-    return kth;
+  if (!settled) {
+    const uint64_t kth = kth_rank_by_cuts(list, k, histogram, lane);
+    tell(make_threshold(score_of(kth), index_of(kth)));
+    return keep(list, scratch, lane, [&](Candidate c) { return rank_of(c) >= kth; });
   }
-  if (lane == 0) histogram[0] = 0;
-  __syncwarp();
-  const int above = move_to_front(list, count, lane, [&](Candidate c) {
-    const int at = bins(c.score);
-    if (at == bin) scratch.ranks[atomicAdd(histogram, 1u)] = rank_of(c);
+  if (!exactly) return keep(list, scratch, lane, [&](Candidate c) { return bins(c.score) >= bin; });
+  if (lane == 0) scratch.members = 0;
+  const int above = keep(list, scratch, lane, [&](Candidate c) {
+    const uint32_t at = bins(c.score);
+    if (at == bin) scratch.ranks[atomicAdd(&scratch.members, 1u)] = rank_of(c);
     return at > bin;
   });
   const uint64_t kth = pick_rank(scratch.ranks, members, need, lane);
@@ -266,11 +289,11 @@ __device__ __forceinline__ uint64_t keep_best(const List& list, int count, int k
   for (int first = 0; first < members; first += 32) {
     const uint64_t rank = first + lane < members ? scratch.ranks[first + lane] : 0;
     const uint32_t takers = __ballot_sync(~0u, rank >= kth);
-    if (rank >= kth) list.put(kept + __popc(takers & ((1u << lane) - 1)), candidate_of(rank));
+    if (rank >= kth) store_candidate(list.kept + kept + __popc(takers & ((1u << lane) - 1)), {score_of(rank), index_of(rank)});
     kept += __popc(takers);
   }
   __syncwarp();
-  return kth;
+  return kept;
 }
 
 }  // namespace hyscale::topk
