@@ -4,7 +4,7 @@
 //   loader     1 warp         fetches tasks, feeds queries and key tiles through TMA
 //   scorers    2 warpgroups   take turns on the tensor cores, one multiplying while the other adds up heads; scores of 64
 //                             keys go to a slot in shared memory
-//   keepers    1 to 3 warps   append what beats a query's threshold to its list
+//   keepers    1 to 4 warps   append what beats a query's threshold to its list
 //   selectors  the rest of 8  cut lists to their k best (select.cuh) and raise thresholds, while scoring goes on
 //
 // Lists lie in global memory (they stay in L2): what the last selection kept, and a ring of what came since. A stale
@@ -14,7 +14,6 @@
 // Columns are ordered so that all heads of a query lie in one thread: column 8 j + 2 c + e of lane c in a quad is head
 // 2 (j % (H/2)) + e of query 4 (j / (H/2)) + c. A score is (sum of even heads) + (sum of odd heads), each in order, so its
 // bits depend on the rows of q, w and keys alone.
-#include <cub/block/block_radix_sort.cuh>
 #include <cuda.h>
 
 #include "kernels/common/cuda.cuh"
@@ -35,7 +34,7 @@ using topk::kColumns;
 using topk::kKeyTile;
 
 constexpr int kThreads = 512;  // warps 0: loader, then keepers, selectors to 7, 8-15: scorers
-constexpr int kRegisters = 80, kScorerRegisters = 176;  // per thread
+constexpr int kRegisters = 88, kScorerRegisters = 168;  // per thread
 constexpr int kSlotKeys = kKeyTile / 2, kSlotStride = kSlotKeys + 8;  // the pad spreads a quad's four queries over the banks
 
 template <int kHeads, int kDims>
@@ -53,7 +52,7 @@ template <int kHeads, int kDims>
 struct __align__(1024) Shared {
   static constexpr int kQueries = kColumns / kHeads;
   static constexpr int kStages = kHeads == 4 && kDims == 128 ? 3 : 4, kSlots = kHeads == 4 ? 3 : 6;
-  static constexpr int kKeepers = kQueries < 12 ? kQueries / 4 : 3, kSelectors = 7 - kKeepers;
+  static constexpr int kKeepers = kQueries <= 16 ? kQueries / 4 : 4, kSelectors = 7 - kKeepers;
   bf16 q[kDims / 64][kColumns * 64];
   bf16 keys[kStages][kDims / 64][kKeyTile * 64];
   float slots[kSlots][kQueries][kSlotStride];  // scores of 64 keys
@@ -305,6 +304,8 @@ template <int kHeads, int kDims>
 struct Keeper {
   using SharedMemory = Shared<kHeads, kDims>;
   static constexpr int kQueries = kColumns / kHeads, kKeepers = SharedMemory::kKeepers;
+  static constexpr int kTogether = kQueries > 16 ? 2 : 1;  // fours of queries in one go: one alone is a chain of latencies
+  static_assert(kQueries % (4 * kKeepers * kTogether) == 0 && kQueries / kKeepers <= 32);
   SharedMemory& s;
   const Problem& p;
 
@@ -315,10 +316,9 @@ struct Keeper {
       barrier_wait(&s.task_full[number & 1], number >> 1 & 1);
       const auto& task = s.tasks[number & 1];
       if (task.num_tiles < 0) return;
-      const int q = own_query();
       // The entries that alternate are free when the list of two tasks ago is settled.
-      if (q < kQueries)
-        while (observe(&s.finished[q]) + 1 < number) __nanosleep(100);
+      if (owns_query())
+        while (observe(&s.finished[own_query()]) + 1 < number) __nanosleep(100);
       tell_progress(number, false);
       const int first_key = task.first_tile * kKeyTile, keys = task.num_tiles * kKeyTile;
 #pragma unroll 1
@@ -327,7 +327,7 @@ struct Keeper {
         const int key = first_key + at;
         const bool checked = key < task.all_begin || key + kSlotKeys > task.all_end;
 #pragma unroll 1
-        for (int q = 4 * warp(); q < kQueries; q += 4 * kKeepers) append(task, number, s.slots[slot.at][q + lane_id() / 8], q + lane_id() / 8, key, checked);
+        for (int q = 4 * warp(); q < kQueries; q += 4 * kKeepers * kTogether) append(task, number, s.slots[slot.at], q + lane_id() / 8, key, checked);
         __syncwarp();
         if (lane_id() == 0) barrier_arrive(&s.slot_empty[slot.at]);
         slot.advance(1);
@@ -337,40 +337,65 @@ struct Keeper {
       if (lane_id() == 0) barrier_arrive(&s.task_empty[number & 1]);
     }
   }
-  // Query of this lane where lanes stand for all queries of the warp; kQueries or more: none.
-  __device__ __forceinline__ int own_query() const {
-    static_assert((kQueries / 4 + kKeepers - 1) / kKeepers * 4 <= 32);
-    return (warp() + lane_id() / 4 * kKeepers) * 4 + lane_id() % 4;
-  }
+  // Query of this lane where lanes stand for the queries of the warp.
+  static __device__ __forceinline__ bool owns_query() { return lane_id() < kQueries / kKeepers; }
+  static __device__ __forceinline__ int own_query() { return (warp() + lane_id() / 4 * kKeepers) * 4 + lane_id() % 4; }
   __device__ __forceinline__ void tell_progress(uint32_t number, bool complete) {
     __syncwarp();
-    const int q = own_query();
-    if (q < kQueries) publish(&s.progress[number & 1][q], uint64_t{number + 1} << 33 | uint64_t{complete} << 32 | s.tail[q]);
+    if (owns_query()) publish(&s.progress[number & 1][own_query()], uint64_t{number + 1} << 33 | uint64_t{complete} << 32 | s.tail[own_query()]);
     __syncwarp();
   }
-  __device__ __forceinline__ void append(const Task<kHeads, kDims>& task, uint32_t number, float (&scores)[kSlotStride], int q, int first_key, bool checked) {
-    const int part = lane_id() % 8 * 4;  // this lane's keys: four from here, four from here + 32
-    const float4 low = *reinterpret_cast<const float4*>(scores + part), high = *reinterpret_cast<const float4*>(scores + part + 32);
-    const float mine[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    const uint64_t threshold = *const_cast<const volatile uint64_t*>(&s.threshold[number & 1][q]);
-    const float least = topk::threshold_score(threshold);
-    uint32_t take = 0;
+  __device__ __forceinline__ void append(const Task<kHeads, kDims>& task, uint32_t number, float (&slot)[kQueries][kSlotStride], int first_query, int first_key, bool checked) {
+    constexpr int kStep = 4 * kKeepers;
+    float mine[kTogether][8];
+    float least[kTogether];
+    uint32_t take[kTogether] = {};
+    bool some = false, odd = checked;
 #pragma unroll
-    for (int j = 0; j < 8; ++j)
-      if (!(mine[j] < least)) take |= 1u << j;
-    if (!__any_sync(~0u, take)) return;
-    bool equal = false;
+    for (int g = 0; g < kTogether; ++g) {
+      const int q = first_query + g * kStep;
+      load_scores(mine[g], slot[q]);
+      least[g] = topk::threshold_score(threshold_of(number, q));
+      odd |= full(q);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) equal |= !(mine[j] < least) && !(mine[j] > least);
-    if (checked || __any_sync(~0u, equal)) take = look_closer(task, scores, q, first_key, take, threshold);
-    make_room(number, q);
-    uint32_t at = take ? atomicAdd(&s.tail[q], __popc(take)) : 0;
-    Candidate* ring = ring_of(q);
-    for (; take != 0; take &= take - 1, ++at) {
-      const int key = key_of(take);
-      topk::store_candidate(ring + (at & static_cast<uint32_t>(p.ring - 1)), {scores[key] + 0.0f, static_cast<int32_t>(p.first_key) + first_key + key});
+      for (int j = 0; j < 8; ++j)
+        if (!(mine[g][j] < least[g])) take[g] |= 1u << j;
+      some |= take[g] != 0;
+    }
+    if (!__any_sync(~0u, some)) return;
+#pragma unroll
+    for (int g = 0; g < kTogether; ++g) {
+      uint32_t above = 0;
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        if (mine[g][j] > least[g]) above |= 1u << j;
+      odd |= above != take[g];
+    }
+    if (__any_sync(~0u, odd))
+#pragma unroll
+      for (int g = 0; g < kTogether; ++g) {
+        const int q = first_query + g * kStep;
+        take[g] = look_closer(task, slot[q], q, first_key, take[g], threshold_of(number, q));
+        load_scores(mine[g], slot[q]);
+        make_room(number, q);
+      }
+#pragma unroll
+    for (int g = 0; g < kTogether; ++g) {
+      const int q = first_query + g * kStep;
+      uint32_t at = take[g] ? atomicAdd(&s.tail[q], __popc(take[g])) : 0;
+      Candidate* ring = p.lists + (static_cast<int64_t>(blockIdx.x) * kQueries + q + 1) * p.list_entries - p.ring;
+      const int32_t index = static_cast<int32_t>(p.first_key) + first_key + key_of(1);
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        if (take[g] >> j & 1) topk::store_candidate(ring + (at++ & static_cast<uint32_t>(p.ring - 1)), {mine[g][j] + 0.0f, index + (j & 3) + (j & 4) * 8});
     }
     __syncwarp();
+  }
+  // This lane's eight keys: four at 4 * (lane % 8), four 32 keys on.
+  static __device__ __forceinline__ void load_scores(float (&mine)[8], const float* scores) {
+    const float4 low = *reinterpret_cast<const float4*>(scores + key_of(1)), high = *reinterpret_cast<const float4*>(scores + key_of(16));
+    mine[0] = low.x, mine[1] = low.y, mine[2] = low.z, mine[3] = low.w;
+    mine[4] = high.x, mine[5] = high.y, mine[6] = high.z, mine[7] = high.w;
   }
   // The key, within the slot, of the lowest bit.
   static __device__ __forceinline__ int key_of(uint32_t take) {
@@ -397,12 +422,13 @@ struct Keeper {
   }
   // Waits until the lists of four queries can take all keys of a slot.
   __device__ __forceinline__ void make_room(uint32_t number, int q) {
-    if (!full(q)) return;
+    if (!__any_sync(~0u, full(q))) return;
     tell_progress(number, false);
-    while (full(q)) __nanosleep(100);
+    while (__any_sync(~0u, full(q))) __nanosleep(100);
   }
-  __device__ __forceinline__ bool full(int q) const { return __any_sync(~0u, static_cast<uint32_t>(p.ring) - (s.tail[q] - observe(&s.head[q])) < kSlotKeys); }
-  __device__ __forceinline__ Candidate* ring_of(int q) const { return p.lists + (static_cast<int64_t>(blockIdx.x) * kQueries + q + 1) * p.list_entries - p.ring; }
+  // A selector publishes the head after its last look at what lies before it.
+  __device__ __forceinline__ bool full(int q) const { return static_cast<uint32_t>(p.ring) - (s.tail[q] - *const_cast<const volatile uint32_t*>(&s.head[q])) < kSlotKeys; }
+  __device__ __forceinline__ uint64_t threshold_of(uint32_t number, int q) const { return *const_cast<const volatile uint64_t*>(&s.threshold[number & 1][q]); }
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32 - 1; }
 };
 
@@ -486,10 +512,10 @@ struct Selector {
     if (kept + waiting > p.k)
       kept = topk::keep_best(list, p.k, last, s.threshold[number & 1][q], s.scratch[warp()], lane_id(), [&](uint64_t threshold) { tell(q, number, threshold); });
     else if (waiting > 0)
-      kept = topk::keep(list, s.scratch[warp()], lane_id(), [](Candidate) { return true; });
+      kept = topk::keep<8>(list, s.scratch[warp()], lane_id(), [](Candidate) { return true; });
     const int64_t t = first_query + q;
     if (!last || t >= p.queries) return kept;
-#pragma unroll 4
+#pragma unroll 8
     for (int i = lane_id(); i < kept; i += 32) {
       const Candidate c = topk::load_candidate(list.kept + i);
       p.state_scores[t * p.k + i] = c.score;
@@ -540,27 +566,66 @@ __global__ void begin_kernel(int32_t* counts, int64_t queries, int32_t* nan_quer
   if (blockIdx.x == 0 && threadIdx.x == 0) *nan_query = static_cast<int32_t>(queries);
 }
 
-// Sorts the indices of one query; what is beyond its count becomes -1.
-template <int kThreadsPerQuery, int kItems>
-__global__ void __launch_bounds__(kThreadsPerQuery) finish_kernel(const int32_t* __restrict__ indices, const int32_t* __restrict__ counts, int32_t* __restrict__ out,
-                                                                  int32_t* __restrict__ out_counts, int k) {
-  using Sort = cub::BlockRadixSort<uint32_t, kThreadsPerQuery, kItems>;
-  __shared__ typename Sort::TempStorage storage;
+// Puts the indices of one query in order; what is beyond its count becomes -1. They are all different, so a bitmap of the
+// range they span orders them, a window of it at a time.
+constexpr int kFinishThreads = 256, kWindowWords = 4096;
+template <int kItems>
+__global__ void __launch_bounds__(kFinishThreads) finish_kernel(const int32_t* __restrict__ indices, const int32_t* __restrict__ counts, int32_t* __restrict__ out,
+                                                                int32_t* __restrict__ out_counts, int k) {
+  constexpr int kWarps = kFinishThreads / 32;
+  __shared__ uint32_t window[kWindowWords];
+  __shared__ int least, most, found[kWarps];
   const int64_t t = blockIdx.x;
-  const int count = counts[t];
-  uint32_t items[kItems];
+  const int count = counts[t], warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) least = INT32_MAX, most = -1, out_counts[t] = count;
+  __syncthreads();
+  int32_t items[kItems];
+  int low = INT32_MAX, high = -1;
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
-    const int at = threadIdx.x * kItems + i;
-    items[i] = at < count ? static_cast<uint32_t>(indices[t * k + at]) : ~0u;  // the last after sorting, and -1
+    const int at = i * kFinishThreads + threadIdx.x;
+    items[i] = at < count ? indices[t * k + at] : -1;
+    if (at < count) low = min(low, items[i]), high = max(high, items[i]);
+    else if (at < k) out[t * k + at] = -1;
   }
-  Sort(storage).SortBlockedToStriped(items);
+  low = __reduce_min_sync(~0u, low);
+  high = __reduce_max_sync(~0u, high);
+  if (lane == 0) atomicMin(&least, low), atomicMax(&most, high);
+  __syncthreads();
+  int64_t done = t * k;
+  for (int64_t base = least & ~31; base <= most; base += kWindowWords * 32) {
+    const int words = static_cast<int>(min(int64_t{kWindowWords}, (most - base) / 32 + 1)), each = (words + kFinishThreads - 1) / kFinishThreads * 32;  // words of a warp
+    for (int i = threadIdx.x; i < words; i += kFinishThreads) window[i] = 0;
+    __syncthreads();
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const int at = i * kThreadsPerQuery + threadIdx.x;
-    if (at < k) out[t * k + at] = static_cast<int32_t>(items[i]);
+    for (int i = 0; i < kItems; ++i)
+      if (const int64_t bit = items[i] - base; items[i] >= 0 && bit >= 0 && bit < words * 32) atomicOr(window + bit / 32, 1u << bit % 32);
+    __syncthreads();
+    const int first = warp * each, last = min(words, first + each);
+    int mine = 0;
+    for (int i = first + lane; i < last; i += 32) mine += __popc(window[i]);
+    mine = __reduce_add_sync(~0u, mine);
+    if (lane == 0) found[warp] = mine;
+    __syncthreads();
+    int64_t to = done;
+    for (int w = 0; w < kWarps; ++w) {
+      if (w < warp) to += found[w];
+      done += found[w];
+    }
+    for (int i = first; i < last; i += 32) {
+      uint32_t bits = i + lane < last ? window[i + lane] : 0;
+      int upto = __popc(bits);
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(~0u, upto, step);
+        if (lane >= step) upto += other;
+      }
+      int32_t* next = out + to + upto - __popc(bits);
+      for (; bits != 0; bits &= bits - 1) *next++ = static_cast<int32_t>(base) + (i + lane) * 32 + __ffs(bits) - 1;
+      to += __shfl_sync(~0u, upto, 31);
+    }
+    __syncthreads();
   }
-  if (threadIdx.x == 0) out_counts[t] = count;
 }
 
 CUtensorMap make_map(const void* base, int rank, const cuuint64_t* sizes, const cuuint64_t* byte_steps, const cuuint32_t* box) {
@@ -670,14 +735,12 @@ void flash_topk_finish_cuda(const FlashTopKState& s, const Selection& out, Strea
   const int64_t queries = s.counts.size(0);
   const int k = static_cast<int>(s.k);
   if (queries == 0) return;
-  const auto launch_sort = [&](auto kernel, int threads) {
-    kernel<<<static_cast<unsigned>(queries), threads, 0, stream_of(stream)>>>(s.indices.i32(), s.counts.i32(), out.indices.i32(), out.counts.i32(), k);
+  const auto launch_finish = [&](auto kernel) {
+    kernel<<<static_cast<unsigned>(queries), kFinishThreads, 0, stream_of(stream)>>>(s.indices.i32(), s.counts.i32(), out.indices.i32(), out.counts.i32(), k);
   };
-  if (k <= 256) launch_sort(finish_kernel<64, 4>, 64);
-  else if (k <= 512) launch_sort(finish_kernel<64, 8>, 64);
-  else if (k <= 1024) launch_sort(finish_kernel<128, 8>, 128);
-  else if (k <= 2048) launch_sort(finish_kernel<128, 16>, 128);
-  else launch_sort(finish_kernel<256, 16>, 256);
+  if (k <= 512) launch_finish(finish_kernel<2>);
+  else if (k <= 2048) launch_finish(finish_kernel<8>);
+  else launch_finish(finish_kernel<16>);
   check_launch("flash_topk finish");
 }
 

@@ -65,9 +65,9 @@ struct List {
 
   __device__ __forceinline__ int size() const { return num_kept + waiting; }
   __device__ __forceinline__ Candidate at(int i) const { return load_candidate(i < num_kept ? kept + i : ring + (head + i - num_kept & mask)); }
-  // Calls f(batch, valid) for batches of candidates, kBatch to a lane; all of a batch is read before f is called.
-  static constexpr int kBatch = 8;
-  template <typename Function>
+  // Calls f(batch, valid) for batches of candidates, or of their scores, kBatch to a lane; all of a batch is read before f
+  // is called.
+  template <int kBatch, typename Entry, typename Function>
   __device__ __forceinline__ void for_each_batch(int lane, Function f) const {
 #pragma unroll 1
     for (int piece = 0; piece < 3; ++piece) {
@@ -76,23 +76,25 @@ struct List {
       const int count = piece == 0 ? num_kept : piece == 1 ? upto_wrap : waiting - upto_wrap;
 #pragma unroll 1
       for (int first = lane; first - lane < count; first += 32 * kBatch) {
-        Candidate c[kBatch];
+        Entry entries[kBatch];
         uint32_t valid = 0;
 #pragma unroll
         for (int j = 0; j < kBatch; ++j)
-          if (first + j * 32 < count) c[j] = load_candidate(from + first + j * 32), valid |= 1u << j;
-        f(c, valid);
+          if (first + j * 32 < count) load_entry(entries[j], from + first + j * 32), valid |= 1u << j;
+        f(entries, valid);
       }
     }
   }
-  template <typename Function>
+  template <int kBatch, typename Entry, typename Function>
   __device__ __forceinline__ void for_each(int lane, Function f) const {
-    for_each_batch(lane, [&](const Candidate(&c)[kBatch], uint32_t valid) {
+    for_each_batch<kBatch, Entry>(lane, [&](const Entry(&entries)[kBatch], uint32_t valid) {
 #pragma unroll
       for (int j = 0; j < kBatch; ++j)
-        if (valid >> j & 1) f(c[j]);
+        if (valid >> j & 1) f(entries[j]);
     });
   }
+  static __device__ __forceinline__ void load_entry(Candidate& to, const Candidate* from) { to = load_candidate(from); }
+  static __device__ __forceinline__ void load_entry(float& to, const Candidate* from) { to = __ldcg(&from->score); }
 };
 
 // Where a candidate falls between the bounds of a cut.
@@ -165,7 +167,7 @@ __device__ __forceinline__ uint64_t pick_rank(const uint64_t* ranks, int count, 
 // Rank of the k-th best of more than k candidates, by cuts of the range that holds it.
 __device__ __forceinline__ uint64_t kth_rank_by_cuts(const List& list, int k, uint32_t* histogram, int lane) {
   uint64_t low = ~uint64_t{0}, high = 0;
-  list.for_each(lane, [&](Candidate c) {
+  list.for_each<4, Candidate>(lane, [&](Candidate c) {
     const uint64_t rank = rank_of(c);
     low = min(low, rank);
     high = max(high, rank);
@@ -179,14 +181,14 @@ __device__ __forceinline__ uint64_t kth_rank_by_cuts(const List& list, int k, ui
     __syncwarp();
     for (int i = lane; i < 256; i += 32) histogram[i] = 0;
     __syncwarp();
-    list.for_each(lane, [&](Candidate c) {
+    list.for_each<4, Candidate>(lane, [&](Candidate c) {
       const uint64_t rank = rank_of(c);
       if (bins.holds(rank)) atomicAdd(histogram + bins.of(c, rank), 1u);
     });
     __syncwarp();
     const int bin = find_bin(histogram, need, lane);
     uint64_t next_low = ~uint64_t{0}, next_high = 0;
-    list.for_each(lane, [&](Candidate c) {
+    list.for_each<4, Candidate>(lane, [&](Candidate c) {
       const uint64_t rank = rank_of(c);
       if (!bins.holds(rank) || bins.of(c, rank) != bin) return;
       next_low = min(next_low, rank);
@@ -199,19 +201,19 @@ __device__ __forceinline__ uint64_t kth_rank_by_cuts(const List& list, int k, ui
 }
 
 // Keeps the candidates for which better(candidate) holds, in any order. Returns their number.
-template <typename Better>
+template <int kBatch, typename Better>
 __device__ __forceinline__ int keep(const List& list, Scratch& scratch, int lane, Better better) {
   if (lane == 0) scratch.kept = 0;
   __syncwarp();
-  list.for_each_batch(lane, [&](const Candidate(&c)[List::kBatch], uint32_t valid) {
+  list.for_each_batch<kBatch, Candidate>(lane, [&](const Candidate(&c)[kBatch], uint32_t valid) {
     uint32_t take = 0;
 #pragma unroll
-    for (int j = 0; j < List::kBatch; ++j)
+    for (int j = 0; j < kBatch; ++j)
       if ((valid >> j & 1) && better(c[j])) take |= 1u << j;
     __syncwarp();  // all lanes have read their batch: at least as many places are free as are taken here
     Candidate* to = list.kept + (take ? atomicAdd(&scratch.kept, __popc(take)) : 0);
 #pragma unroll
-    for (int j = 0; j < List::kBatch; ++j)
+    for (int j = 0; j < kBatch; ++j)
       if (take >> j & 1) store_candidate(to++, c[j]);
     __syncwarp();
   });
@@ -248,6 +250,8 @@ __device__ __forceinline__ ValueBins guess_bins(const List& list, float floor, i
   return {low, fminf(most - low, 4 * (sum - low))};
 }
 
+constexpr int kCountBatch = 16, kKeepBatch = 8;  // loads in flight per lane
+
 // Cuts a list of more than k candidates to its k best, or, unless `exactly`, to at most kFewRanks more; they are moved to
 // `kept`. threshold: what candidates are known to have to beat; raised, and told as soon as it is. Returns the number kept.
 template <typename Tell>
@@ -260,7 +264,7 @@ __device__ __forceinline__ int keep_best(const List& list, int k, bool exactly, 
   if (bins.sound()) {
     for (int i = lane; i < 256; i += 32) histogram[i] = 0;
     __syncwarp();
-    list.for_each(lane, [&](Candidate c) { atomicAdd(histogram + bins(c.score), 1u); });
+    list.for_each<kCountBatch, float>(lane, [&](float score) { atomicAdd(histogram + bins(score), 1u); });
     __syncwarp();
     bin = static_cast<uint32_t>(find_bin(histogram, need, lane));
     members = static_cast<int>(histogram[bin]);
@@ -274,15 +278,16 @@ __device__ __forceinline__ int keep_best(const List& list, int k, bool exactly, 
   if (!settled) {
     const uint64_t kth = kth_rank_by_cuts(list, k, histogram, lane);
     tell(make_threshold(score_of(kth), index_of(kth)));
-    return keep(list, scratch, lane, [&](Candidate c) { return rank_of(c) >= kth; });
+    return keep<4>(list, scratch, lane, [&](Candidate c) { return rank_of(c) >= kth; });
   }
-  if (!exactly) return keep(list, scratch, lane, [&](Candidate c) { return bins(c.score) >= bin; });
   if (lane == 0) scratch.members = 0;
-  const int above = keep(list, scratch, lane, [&](Candidate c) {
+  const uint32_t settled_bin = exactly ? bin : ~0u, from = exactly ? bin + 1 : bin;
+  const int above = keep<kKeepBatch>(list, scratch, lane, [&](Candidate c) {
     const uint32_t at = bins(c.score);
-    if (at == bin) scratch.ranks[atomicAdd(&scratch.members, 1u)] = rank_of(c);
-    return at > bin;
+    if (at == settled_bin) scratch.ranks[atomicAdd(&scratch.members, 1u)] = rank_of(c);
+    return at >= from;
   });
+  if (!exactly) return above;
   const uint64_t kth = pick_rank(scratch.ranks, members, need, lane);
   int kept = above;
 #pragma unroll 1
