@@ -51,7 +51,7 @@ struct Task {
 template <int kHeads, int kDims>
 struct __align__(1024) Shared {
   static constexpr int kQueries = kColumns / kHeads;
-  static constexpr int kStages = kHeads == 4 && kDims == 128 ? 3 : 4, kSlots = kHeads == 4 ? 3 : 6;
+  static constexpr int kStages = kDims == 64 ? 4 : kHeads == 4 ? 2 : 3, kSlots = kHeads == 4 ? 3 : 6;
   static constexpr int kKeepers = kQueries <= 16 ? kQueries / 4 : 4, kSelectors = 7 - kKeepers;
   bf16 q[kDims / 64][kColumns * 64];
   bf16 keys[kStages][kDims / 64][kKeyTile * 64];
@@ -263,7 +263,7 @@ struct Scorer {
 #pragma unroll
     for (int q = 0; q < kPerRow; ++q)
 #pragma unroll
-      for (int r = 0; r < 2; ++r) s.slots[slot.at][4 * q + threadIdx.x % 4][row + 8 * r] = sums[q][r][0] + sums[q][r][1];
+      for (int r = 0; r < 2; ++r) s.slots[slot.at][4 * q + threadIdx.x % 4][row + 8 * r] = sums[q][r][0] + sums[q][r][1] + 0.0f;  // never -0
     __syncwarp();
     if (lane_id() == 0) barrier_arrive(&s.slot_full[slot.at]);
   }
@@ -382,14 +382,26 @@ struct Keeper {
 #pragma unroll
     for (int g = 0; g < kTogether; ++g) {
       const int q = first_query + g * kStep;
-      uint32_t at = take[g] ? atomicAdd(&s.tail[q], __popc(take[g])) : 0;
+      uint32_t at = take_places(&s.tail[q], take[g]);
       Candidate* ring = p.lists + (static_cast<int64_t>(blockIdx.x) * kQueries + q + 1) * p.list_entries - p.ring;
+      asm("" : "+l"(ring));  // else the sum is taken apart, and each address takes four instructions
       const int32_t index = static_cast<int32_t>(p.first_key) + first_key + key_of(1);
 #pragma unroll
-      for (int j = 0; j < 8; ++j)
-        if (take[g] >> j & 1) topk::store_candidate(ring + (at++ & static_cast<uint32_t>(p.ring - 1)), {mine[g][j] + 0.0f, index + (j & 3) + (j & 4) * 8});
+      for (int j = 0; j < 8; ++j) {
+        store_if(take[g] & 1u << j, ring + (at & static_cast<uint32_t>(p.ring - 1)), mine[g][j], index + (j & 3) + (j & 4) * 8);
+        at += take[g] >> j & 1;
+      }
     }
     __syncwarp();
+  }
+  // A place for every bit. Predicates here and below, since branches of few lanes cost more than what they skip.
+  static __device__ __forceinline__ uint32_t take_places(uint32_t* tail, uint32_t take) {
+    uint32_t first = 0;
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p atom.shared.add.u32 %0, [%1], %3;\n}" : "+r"(first) : "r"(shared_address(tail)), "r"(take), "r"(__popc(take)) : "memory");
+    return first;
+  }
+  static __device__ __forceinline__ void store_if(uint32_t condition, Candidate* to, float score, int32_t index) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.cg.v2.b32 [%1], {%2, %3};\n}" ::"r"(condition), "l"(to), "f"(score), "r"(index) : "memory");
   }
   // This lane's eight keys: four at 4 * (lane % 8), four 32 keys on.
   static __device__ __forceinline__ void load_scores(float (&mine)[8], const float* scores) {
@@ -512,15 +524,19 @@ struct Selector {
     if (kept + waiting > p.k)
       kept = topk::keep_best(list, p.k, last, s.threshold[number & 1][q], s.scratch[warp()], lane_id(), [&](uint64_t threshold) { tell(q, number, threshold); });
     else if (waiting > 0)
-      kept = topk::keep<8>(list, s.scratch[warp()], lane_id(), [](Candidate) { return true; });
+      kept = topk::keep(list, s.scratch[warp()], lane_id(), [](Candidate) { return true; }, [](Candidate) { return false; }, [](Candidate) {});
     const int64_t t = first_query + q;
     if (!last || t >= p.queries) return kept;
-#pragma unroll 8
-    for (int i = lane_id(); i < kept; i += 32) {
-      const Candidate c = topk::load_candidate(list.kept + i);
-      p.state_scores[t * p.k + i] = c.score;
-      p.state_indices[t * p.k + i] = c.index;
-    }
+    const topk::List best{list.kept, kept, list.ring, list.mask, 0, 0};
+    best.for_each_chunk(s.scratch[warp()], lane_id(), [&](const Candidate(&c)[topk::kEach], uint32_t valid, int first) {
+#pragma unroll
+      for (int j = 0; j < topk::kEach; ++j)
+        if (valid >> j & 1) {
+          const int64_t at = t * p.k + first + topk::List::place(j, lane_id());
+          p.state_scores[at] = c[j].score;
+          p.state_indices[at] = c[j].index;
+        }
+    });
     if (lane_id() == 0) p.state_counts[t] = kept;
     __syncwarp();
     return kept;

@@ -20,7 +20,7 @@ struct alignas(8) Candidate {
 // The ring holds k entries until the first selection, and what arrives while a selection runs.
 constexpr int kFewRanks = 128;
 inline int ring_entries(int64_t k) { return std::max(2048, static_cast<int>(std::bit_ceil(static_cast<uint64_t>(2 * k)))); }
-inline int64_t list_entries(int64_t k) { return k + kFewRanks + ring_entries(k); }
+inline int64_t list_entries(int64_t k) { return (k + kFewRanks + 1) / 2 * 2 + ring_entries(k); }  // even: both start at 16 bytes
 // Entries beyond k at which a selection begins, if a warp is free.
 inline int select_at(int64_t k) { return std::max(512, static_cast<int>(k / 2)); }
 

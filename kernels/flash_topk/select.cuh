@@ -7,12 +7,13 @@
 // stays; at the end it is settled in shared memory. Where it holds too many (ties, outliers, infinities), the range of
 // ranks that can hold the k-th is cut until one is left.
 //
-// One warp alone issues an instruction every few cycles, so what counts here is instructions per candidate.
+// A warp works alone, so candidates come through shared memory, two chunks ahead, and few instructions see each of them.
 #pragma once
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
+#include "kernels/common/hopper.cuh"
 #include "kernels/flash_topk/flash_topk_cuda.h"
 
 namespace hyscale::topk {
@@ -49,13 +50,18 @@ __device__ __forceinline__ float threshold_score(uint64_t t) { return __uint_as_
 __device__ __forceinline__ int32_t threshold_index(uint64_t t) { return static_cast<int32_t>(t >> 32); }
 constexpr uint64_t kNoThreshold = uint64_t{INT32_MAX} << 32 | 0xff800000u;  // -inf, any index
 
+constexpr int kChunk = 256, kChunks = 3;  // candidates of a chunk; chunks on their way or in use
+constexpr int kEach = kChunk / 32;        // candidates of a lane, in pairs of neighbours
+
 struct Scratch {  // of one warp
-  uint32_t histogram[256];
+  alignas(16) Candidate staged[kChunks][kChunk];
+  uint32_t histogram[256 + 2];  // one for what does not count
   uint64_t ranks[kFewRanks];
   uint32_t kept, members;
 };
 
 // A query's candidates: those kept by the last selection (with room for k + kFewRanks), then `waiting` entries of a ring.
+// Both arrays start at multiples of 16 bytes.
 struct List {
   Candidate* kept;
   int num_kept;
@@ -63,38 +69,69 @@ struct List {
   uint32_t mask, head;  // entries of the ring - 1; its first waiting one
   int waiting;
 
+  struct Chunk {
+    const Candidate* from;
+    int begin, end;  // places that hold candidates of the list
+  };
   __device__ __forceinline__ int size() const { return num_kept + waiting; }
   __device__ __forceinline__ Candidate at(int i) const { return load_candidate(i < num_kept ? kept + i : ring + (head + i - num_kept & mask)); }
-  // Calls f(batch, valid) for batches of candidates, or of their scores, kBatch to a lane; all of a batch is read before f
-  // is called.
-  template <int kBatch, typename Entry, typename Function>
-  __device__ __forceinline__ void for_each_batch(int lane, Function f) const {
-#pragma unroll 1
-    for (int piece = 0; piece < 3; ++piece) {
-      const int upto_wrap = min(waiting, static_cast<int>(mask + 1 - (head & mask)));
-      const Candidate* from = piece == 0 ? kept : piece == 1 ? ring + (head & mask) : ring;
-      const int count = piece == 0 ? num_kept : piece == 1 ? upto_wrap : waiting - upto_wrap;
-#pragma unroll 1
-      for (int first = lane; first - lane < count; first += 32 * kBatch) {
-        Entry entries[kBatch];
-        uint32_t valid = 0;
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j)
-          if (first + j * 32 < count) load_entry(entries[j], from + first + j * 32), valid |= 1u << j;
-        f(entries, valid);
-      }
-    }
+  __device__ __forceinline__ int upto_wrap() const { return min(waiting, static_cast<int>(mask + 1 - (head & mask))); }
+  __device__ __forceinline__ int kept_chunks() const { return (num_kept + kChunk - 1) / kChunk; }
+  __device__ __forceinline__ int wrap_chunks() const { return (upto_wrap() + static_cast<int>(head & 1) + kChunk - 1) / kChunk; }
+  __device__ __forceinline__ int num_chunks() const { return kept_chunks() + wrap_chunks() + (waiting - upto_wrap() + kChunk - 1) / kChunk; }
+  __device__ __forceinline__ Chunk chunk(int i) const {
+    if (i < kept_chunks()) return {kept + i * kChunk, 0, num_kept - i * kChunk};
+    i -= kept_chunks();
+    const int odd = static_cast<int>(head & 1);
+    if (i < wrap_chunks()) return {ring + (head & mask) - odd + i * kChunk, i == 0 ? odd : 0, upto_wrap() + odd - i * kChunk};
+    i -= wrap_chunks();
+    return {ring + i * kChunk, 0, waiting - upto_wrap() - i * kChunk};
   }
-  template <int kBatch, typename Entry, typename Function>
-  __device__ __forceinline__ void for_each(int lane, Function f) const {
-    for_each_batch<kBatch, Entry>(lane, [&](const Entry(&entries)[kBatch], uint32_t valid) {
+  static __device__ __forceinline__ int place(int j, int lane) { return (j / 2 * 32 + lane) * 2 + j % 2; }
+  // Calls f(candidates, valid, place of the first in its chunk's array) for this lane's candidates of every chunk, in order.
+  // What f writes to kept[i] must leave alone what comes after the chunk.
+  template <typename Function>
+  __device__ __forceinline__ void for_each_chunk(Scratch& scratch, int lane, Function f) const {
+    const int chunks = num_chunks();
+    const auto fetch = [&](int i) {
+      if (i < chunks) {
+        const Chunk c = chunk(i);
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j)
-        if (valid >> j & 1) f(entries[j]);
+        for (int j = 0; j < kEach; j += 2)
+          if (place(j, lane) < c.end) hopper::copy16(hopper::shared_address(scratch.staged[i % kChunks] + place(j, lane)), c.from + place(j, lane), true);
+      }
+      asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+    fetch(0);
+    fetch(1);
+#pragma unroll 1
+    for (int i = 0; i < chunks; ++i) {
+      fetch(i + 2);
+      asm volatile("cp.async.wait_group 2;" ::: "memory");  // lanes read what they fetched themselves
+      const Chunk at = chunk(i);
+      Candidate c[kEach];
+      uint32_t valid = 0;
+#pragma unroll
+      for (int j = 0; j < kEach; j += 2) {
+        const float4 two = *reinterpret_cast<const float4*>(scratch.staged[i % kChunks] + place(j, lane));
+        c[j] = {two.x, __float_as_int(two.y)};
+        c[j + 1] = {two.z, __float_as_int(two.w)};
+      }
+#pragma unroll
+      for (int j = 0; j < kEach; ++j)
+        if (static_cast<uint32_t>(place(j, lane) - at.begin) < static_cast<uint32_t>(at.end - at.begin)) valid |= 1u << j;
+      f(c, valid, i * kChunk);
+    }
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+  }
+  template <typename Function>
+  __device__ __forceinline__ void for_each(Scratch& scratch, int lane, Function f) const {
+    for_each_chunk(scratch, lane, [&](const Candidate(&c)[kEach], uint32_t valid, int) {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j)
+        if (valid >> j & 1) f(c[j]);
     });
   }
-  static __device__ __forceinline__ void load_entry(Candidate& to, const Candidate* from) { to = load_candidate(from); }
-  static __device__ __forceinline__ void load_entry(float& to, const Candidate* from) { to = __ldcg(&from->score); }
 };
 
 // Where a candidate falls between the bounds of a cut.
@@ -146,28 +183,29 @@ __device__ __forceinline__ int find_bin(const uint32_t* histogram, uint32_t& nee
 
 // The need-th largest of `count` different ranks, at most kFewRanks: the one that need - 1 others exceed.
 __device__ __forceinline__ uint64_t pick_rank(const uint64_t* ranks, int count, uint32_t need, int lane) {
-  constexpr int kEach = kFewRanks / 32;
-  uint64_t mine[kEach];
-  uint32_t above[kEach] = {};
+  constexpr int kMine = kFewRanks / 32;
+  uint64_t mine[kMine];
+  uint32_t above[kMine] = {};
 #pragma unroll
-  for (int j = 0; j < kEach; ++j) mine[j] = j * 32 + lane < count ? ranks[j * 32 + lane] : 0;
+  for (int j = 0; j < kMine; ++j) mine[j] = j * 32 + lane < count ? ranks[j * 32 + lane] : 0;
 #pragma unroll 2
   for (int i = 0; i < count; ++i) {
     const uint64_t other = ranks[i];
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) above[j] += other > mine[j];
+    for (int j = 0; j < kMine; ++j) above[j] += other > mine[j];
   }
   uint64_t found = 0;
 #pragma unroll
-  for (int j = 0; j < kEach; ++j)
+  for (int j = 0; j < kMine; ++j)
     if (j * 32 + lane < count && above[j] == need - 1) found = mine[j];
   return warp_max(found);
 }
 
 // Rank of the k-th best of more than k candidates, by cuts of the range that holds it.
-__device__ __forceinline__ uint64_t kth_rank_by_cuts(const List& list, int k, uint32_t* histogram, int lane) {
+__device__ __forceinline__ uint64_t kth_rank_by_cuts(const List& list, int k, Scratch& scratch, int lane) {
+  uint32_t* histogram = scratch.histogram;
   uint64_t low = ~uint64_t{0}, high = 0;
-  list.for_each<4, Candidate>(lane, [&](Candidate c) {
+  list.for_each(scratch, lane, [&](Candidate c) {
     const uint64_t rank = rank_of(c);
     low = min(low, rank);
     high = max(high, rank);
@@ -181,14 +219,14 @@ __device__ __forceinline__ uint64_t kth_rank_by_cuts(const List& list, int k, ui
     __syncwarp();
     for (int i = lane; i < 256; i += 32) histogram[i] = 0;
     __syncwarp();
-    list.for_each<4, Candidate>(lane, [&](Candidate c) {
+    list.for_each(scratch, lane, [&](Candidate c) {
       const uint64_t rank = rank_of(c);
       if (bins.holds(rank)) atomicAdd(histogram + bins.of(c, rank), 1u);
     });
     __syncwarp();
     const int bin = find_bin(histogram, need, lane);
     uint64_t next_low = ~uint64_t{0}, next_high = 0;
-    list.for_each<4, Candidate>(lane, [&](Candidate c) {
+    list.for_each(scratch, lane, [&](Candidate c) {
       const uint64_t rank = rank_of(c);
       if (!bins.holds(rank) || bins.of(c, rank) != bin) return;
       next_low = min(next_low, rank);
@@ -200,21 +238,30 @@ __device__ __forceinline__ uint64_t kth_rank_by_cuts(const List& list, int k, ui
   return low;
 }
 
-// Keeps the candidates for which better(candidate) holds, in any order. Returns their number.
-template <int kBatch, typename Better>
-__device__ __forceinline__ int keep(const List& list, Scratch& scratch, int lane, Better better) {
+// Keeps the candidates for which better(candidate) holds, in any order, and calls aside(candidate) for those for which
+// equal(candidate) does. Returns the number kept.
+template <typename Better, typename Equal, typename Aside>
+__device__ __forceinline__ int keep(const List& list, Scratch& scratch, int lane, Better better, Equal equal, Aside aside) {
   if (lane == 0) scratch.kept = 0;
   __syncwarp();
-  list.for_each_batch<kBatch, Candidate>(lane, [&](const Candidate(&c)[kBatch], uint32_t valid) {
-    uint32_t take = 0;
+  list.for_each_chunk(scratch, lane, [&](const Candidate(&c)[kEach], uint32_t valid, int) {
+    uint32_t take = 0, put_aside = 0;
 #pragma unroll
-    for (int j = 0; j < kBatch; ++j)
-      if ((valid >> j & 1) && better(c[j])) take |= 1u << j;
-    __syncwarp();  // all lanes have read their batch: at least as many places are free as are taken here
+    for (int j = 0; j < kEach; ++j) {
+      if (better(c[j])) take |= 1u << j;
+      if (equal(c[j])) put_aside |= 1u << j;
+    }
+    take &= valid;
+    __syncwarp();  // all lanes have read their part: at least as many places are free as are taken here
     Candidate* to = list.kept + (take ? atomicAdd(&scratch.kept, __popc(take)) : 0);
 #pragma unroll
-    for (int j = 0; j < kBatch; ++j)
+    for (int j = 0; j < kEach; ++j)
       if (take >> j & 1) store_candidate(to++, c[j]);
+    if (put_aside & valid) {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j)
+        if ((put_aside & valid) >> j & 1) aside(c[j]);
+    }
     __syncwarp();
   });
   return static_cast<int>(scratch.kept);
@@ -250,8 +297,6 @@ __device__ __forceinline__ ValueBins guess_bins(const List& list, float floor, i
   return {low, fminf(most - low, 4 * (sum - low))};
 }
 
-constexpr int kCountBatch = 16, kKeepBatch = 8;  // loads in flight per lane
-
 // Cuts a list of more than k candidates to its k best, or, unless `exactly`, to at most kFewRanks more; they are moved to
 // `kept`. threshold: what candidates are known to have to beat; raised, and told as soon as it is. Returns the number kept.
 template <typename Tell>
@@ -264,7 +309,10 @@ __device__ __forceinline__ int keep_best(const List& list, int k, bool exactly, 
   if (bins.sound()) {
     for (int i = lane; i < 256; i += 32) histogram[i] = 0;
     __syncwarp();
-    list.for_each<kCountBatch, float>(lane, [&](float score) { atomicAdd(histogram + bins(score), 1u); });
+    list.for_each_chunk(scratch, lane, [&](const Candidate(&c)[kEach], uint32_t valid, int) {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) atomicAdd(histogram + (valid >> j & 1 ? bins(c[j].score) : 256), 1u);
+    });
     __syncwarp();
     bin = static_cast<uint32_t>(find_bin(histogram, need, lane));
     members = static_cast<int>(histogram[bin]);
@@ -276,17 +324,14 @@ __device__ __forceinline__ int keep_best(const List& list, int k, bool exactly, 
   }
   __syncwarp();
   if (!settled) {
-    const uint64_t kth = kth_rank_by_cuts(list, k, histogram, lane);
+    const uint64_t kth = kth_rank_by_cuts(list, k, scratch, lane);
     tell(make_threshold(score_of(kth), index_of(kth)));
-    return keep<4>(list, scratch, lane, [&](Candidate c) { return rank_of(c) >= kth; });
+    return keep(list, scratch, lane, [&](Candidate c) { return rank_of(c) >= kth; }, [](Candidate) { return false; }, [](Candidate) {});
   }
   if (lane == 0) scratch.members = 0;
   const uint32_t settled_bin = exactly ? bin : ~0u, from = exactly ? bin + 1 : bin;
-  const int above = keep<kKeepBatch>(list, scratch, lane, [&](Candidate c) {
-    const uint32_t at = bins(c.score);
-    if (at == settled_bin) scratch.ranks[atomicAdd(&scratch.members, 1u)] = rank_of(c);
-    return at >= from;
-  });
+  const int above = keep(list, scratch, lane, [&](Candidate c) { return bins(c.score) >= from; }, [&](Candidate c) { return bins(c.score) == settled_bin; },
+                         [&](Candidate c) { scratch.ranks[atomicAdd(&scratch.members, 1u)] = rank_of(c); });
   if (!exactly) return above;
   const uint64_t kth = pick_rank(scratch.ranks, members, need, lane);
   int kept = above;
