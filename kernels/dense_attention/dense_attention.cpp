@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "kernels/common/op.h"
+#include "kernels/dense_attention/dense_attention_cuda.h"
 
 namespace hyscale {
 namespace {
@@ -76,10 +77,11 @@ void dense_attention(const DenseAttention& a) {
   check_tensor(a.lse, "lse", DType::f32, {a.q.size(0), a.q.size(1)});
   check_tensor(a.begin, "begin", DType::i32, {a.q.size(0)});
   check_tensor(a.end, "end", DType::i32, {a.q.size(0)});
-  HYSCALE_DISPATCH("dense_attention", a.q.device(), dense_attention_ref(a), unsupported_device("dense_attention", a.q.device()));
+  HYSCALE_DISPATCH("dense_attention", a.q.device(), dense_attention_ref(a), dense_attention_cuda(a));
 }
 
-size_t dense_attention_workspace_bytes(const DenseAttention&) {
+size_t dense_attention_workspace_bytes(const DenseAttention& a) {
+  if (a.q.dtype() != DType::f32) return 0;
   return aligned_bytes(static_cast<size_t>(omp_get_max_threads() * kQueryTile * kKeyTile) * sizeof(float));
 }
 

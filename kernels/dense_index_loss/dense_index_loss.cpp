@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "kernels/common/op.h"
+#include "kernels/dense_index_loss/dense_index_loss_cuda.h"
 #include "kernels/index_loss/index_gradient.h"
 
 namespace hyscale {
@@ -122,10 +123,11 @@ void dense_index_loss(const DenseIndexLoss& l) {
   check_tensor(l.dindex_keys, "dindex_keys", DType::f32, l.index_keys.shape());
   check_tensor(l.loss_sum, "loss_sum", DType::f64, {1});
   for (const Tensor* t : {&l.q, &l.k, &l.index_q, &l.index_keys, &l.dindex_q}) HYSCALE_CHECK(t->is_contiguous(), to_string(*t), " is strided");
-  HYSCALE_DISPATCH("dense_index_loss", l.q.device(), dense_index_loss_ref(l), unsupported_device("dense_index_loss", l.q.device()));
+  HYSCALE_DISPATCH("dense_index_loss", l.q.device(), dense_index_loss_ref(l), dense_index_loss_cuda(l));
 }
 
 size_t dense_index_loss_workspace_bytes(const DenseIndexLoss& l) {
+  if (l.q.dtype() != DType::f32) return dense_index_loss_cuda_workspace_bytes(l);
   const Sizes n(l);
   return aligned_bytes(static_cast<size_t>(kQueries * n.keys) * sizeof(float)) +
          aligned_bytes(static_cast<size_t>(omp_get_max_threads() * n.index_heads * kKeyTile) * sizeof(float));
