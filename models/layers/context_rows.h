@@ -13,7 +13,7 @@ struct ContextRows {
 };
 
 // kv [T, Dk] and keys [T, D] (or absent): the own tokens'. The result is in the saved arena, or is kv and keys themselves.
-// score(first, keys): called once for each run of tokens [first, first + n) while the next rows arrive; keys [n, D] may be strided.
+// score(first, keys): called for runs of tokens [first, first + n), each token in one of them, while the next rows arrive.
 using ScoreKeys = std::function<void(int64_t first, const Tensor& keys)>;
 ContextRows gather_context_rows(Context&, const Tensor& kv, const Tensor& keys, const ScoreKeys& score = {});
 
