@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 
+#include "kernels/common/cuda.cuh"
 #include "kernels/gemm/gemm.h"
 
 namespace hyscale {
@@ -120,9 +121,30 @@ cublasLtMatmulAlgo_t choose(Handle& h, const Gemm& g, const Description& d, cons
   return best.algo;
 }
 
+// c = beta c, what a product without terms leaves; cuBLASLt refuses such sizes.
+template <typename T>
+__global__ void scale_rows_kernel(T* c, int64_t batch_step, int64_t row_step, int64_t rows, int64_t columns, int64_t count, float beta) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    T& x = c[i / columns / rows * batch_step + i / columns % rows * row_step + i % columns];
+    x = from_f32<T>(beta == 0 ? 0 : beta * to_f32(x));
+  }
+}
+
+void scale_rows(const Gemm& g) {
+  const Tensor& c = g.c;
+  const int64_t rows = c.size(-2), columns = c.size(-1);
+  with_float_type(c.dtype(), "gemm", [&](auto type) {
+    using T = decltype(type);
+    scale_rows_kernel<T><<<grid_for(c.elements(), 256, 132 * 16), 256, 0, stream_of(g.stream)>>>(c.data<T>(), c.rank() == 3 ? c.stride(0) : 0, c.stride(c.rank() - 2), rows,
+                                                                                              columns, c.elements(), g.beta);
+  });
+  check_launch("gemm");
+}
+
 }  // namespace
 
 void gemm_cuda(const Gemm& g) {
+  if (g.a.elements() == 0) return scale_rows(g);
   const Operand first(g.b), second(g.a), result(g.c);
   const int batch = g.c.rank() == 3 ? static_cast<int>(g.c.size(0)) : 1;
   const size_t workspace_bytes = g.workspace.defined() ? g.workspace.bytes() : 0;

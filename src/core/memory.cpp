@@ -16,28 +16,46 @@ namespace hyscale {
 namespace {
 
 struct Ledger {
+  using Key = std::pair<int, int>;
   struct Entry {
+    Key device;
     size_t bytes;
     std::string purpose;
   };
   std::mutex mutex;
-  std::map<std::pair<int, int>, size_t> now, peak;
+  std::map<Key, size_t> now, peak, limit;
   std::map<const Buffer*, Entry> holders;  // keyed by owner; moved with it
+  std::string plan;
 };
 Ledger& ledger() {
   static Ledger instance;
   return instance;
 }
-std::pair<int, int> key(Device d) { return {static_cast<int>(d.type), d.index}; }
+Ledger::Key key(Device d) { return {static_cast<int>(d.type), d.index}; }
 
-std::string largest_holders() {
-  std::vector<Ledger::Entry> all;
-  for (auto& [owner, entry] : ledger().holders) all.push_back(entry);
-  std::sort(all.begin(), all.end(), [](auto& a, auto& b) { return a.bytes > b.bytes; });
+std::string mebibytes(size_t bytes) { return concat(bytes >> 20, " MiB"); }
+
+// Purposes that hold the most of a device, largest first.
+std::string largest_holders(Ledger::Key device) {
+  std::map<std::string, size_t> by_purpose;
+  for (auto& [owner, entry] : ledger().holders)
+    if (entry.device == device) by_purpose[entry.purpose] += entry.bytes;
+  std::vector<std::pair<size_t, std::string>> all;
+  for (auto& [purpose, bytes] : by_purpose) all.emplace_back(bytes, purpose);
+  std::sort(all.rbegin(), all.rend());
   std::string out;
-  for (size_t i = 0; i < std::min<size_t>(all.size(), 5); ++i)
-    out += concat(i ? ", " : "", all[i].purpose, " ", all[i].bytes >> 20, " MiB");
+  for (size_t i = 0; i < std::min<size_t>(all.size(), 5); ++i) out += concat(i ? ", " : "", all[i].second, " ", mebibytes(all[i].first));
   return out.empty() ? "none" : out;
+}
+
+[[noreturn]] void out_of_memory(Device device, size_t bytes, const std::string& purpose) {
+  const Ledger::Key at = key(device);
+  const size_t limit = ledger().limit[at];
+  std::string text = concat("out of memory on ", to_string(device), ": ", mebibytes(bytes), " for ", purpose, " while ", mebibytes(ledger().now[at]), " are held");
+  if (limit) text += concat(" of at most ", mebibytes(limit));
+  text += concat("; largest: ", largest_holders(at));
+  if (!ledger().plan.empty()) text += concat("; planned: ", ledger().plan);
+  throw UserError(text);
 }
 
 #ifdef HYSCALE_HAS_CUDA
@@ -111,19 +129,20 @@ size_t cuda_memory_bytes() {
 
 Buffer::Buffer(Device device, size_t bytes, std::string purpose) : device_(device), bytes_(bytes) {
   if (bytes == 0) return;
-  if (!device.is_meta()) {
-    data_ = allocate(device, bytes);
-    if (!data_) {
-      std::lock_guard lock(ledger().mutex);
-      throw UserError(concat("out of memory on ", to_string(device), ": ", bytes >> 20, " MiB for ", purpose, " while ",
-                             ledger().now[key(device)] >> 20, " MiB are held; largest: ", largest_holders()));
-    }
+  {
+    std::lock_guard lock(ledger().mutex);
+    const size_t limit = ledger().limit[key(device)], held = ledger().now[key(device)];
+    if (limit && bytes > limit - std::min(limit, held)) out_of_memory(device, bytes, purpose);
+  }
+  if (!device.is_meta() && !(data_ = allocate(device, bytes))) {
+    std::lock_guard lock(ledger().mutex);
+    out_of_memory(device, bytes, purpose);
   }
   std::lock_guard lock(ledger().mutex);
   auto& now = ledger().now[key(device)];
   now += bytes;
   ledger().peak[key(device)] = std::max(ledger().peak[key(device)], now);
-  ledger().holders[this] = {bytes, std::move(purpose)};
+  ledger().holders[this] = {key(device), bytes, std::move(purpose)};
 }
 
 Buffer::~Buffer() {
@@ -191,6 +210,15 @@ size_t peak_bytes(Device d) {
 void reset_peak(Device d) {
   std::lock_guard lock(ledger().mutex);
   ledger().peak[key(d)] = ledger().now[key(d)];
+}
+
+void limit_memory(Device d, size_t bytes) {
+  std::lock_guard lock(ledger().mutex);
+  ledger().limit[key(d)] = bytes;
+}
+void set_memory_plan(std::string plan) {
+  std::lock_guard lock(ledger().mutex);
+  ledger().plan = std::move(plan);
 }
 
 void copy_bytes(void* to, Device to_device, const void* from, Device from_device, size_t bytes, Stream stream) {

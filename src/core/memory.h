@@ -12,7 +12,8 @@ std::string cuda_device_identity(Device);  // its PCI address, the same whatever
 size_t cuda_memory_bytes();  // of device 0; 0 where there is none
 
 // Owns `bytes` bytes, aligned to 256. On `meta` it owns nothing and data() is null.
-// Throws UserError when the device has too little memory; the message names the request, `purpose`, and the largest holders.
+// Throws UserError when the device has too little memory or its limit is passed; the message names the request, `purpose`, what
+// the device holds, the largest holders there and the memory plan.
 class Buffer {
  public:
   Buffer() = default;
@@ -57,6 +58,11 @@ class PinnedBuffer {
 size_t allocated_bytes(Device);
 size_t peak_bytes(Device);
 void reset_peak(Device);
+
+// From now on Buffers of this device may hold at most so many bytes together; 0: what the device has.
+void limit_memory(Device, size_t bytes);
+// What the run was planned to need, one line, for messages about memory that ran out.
+void set_memory_plan(std::string);
 
 // Any of cpu and cuda on either side; asynchronous on a cuda stream. No-ops when either side is meta.
 void copy_bytes(void* to, Device to_device, const void* from, Device from_device, size_t bytes, Stream);

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <array>
+#include <utility>
+
 #include "train/setup.h"
 
 namespace hyscale {
@@ -17,6 +20,11 @@ std::string grouped(int64_t n) {
 std::string gib(size_t bytes) { return fmt::format("{:>12.3f} GiB", static_cast<double>(bytes) / (1 << 30)); }
 
 size_t host_memory() { return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE)); }
+
+std::array<std::pair<const char*, size_t>, 8> classes(const Plan& p) {
+  return {{{"weights", p.weights}, {"gradients", p.gradients}, {"optimizer", p.optimizer}, {"saved activations", p.step.saved},
+           {"selections", p.step.selections}, {"workspace", p.step.scratch}, {"token ids", p.step.inputs}, {"total", p.total_bytes()}}};
+}
 
 }  // namespace
 
@@ -69,9 +77,7 @@ std::string plan_text(const Plan& p, const Config& c) {
   std::string t = fmt::format("Plan for one of {} ranks on {}, {} tokens per sequence\n", p.ranks, p.device, grouped(c.data.sequence_tokens));
   t += fmt::format("  parameters          {:>20} in {} tensors of a Hugging Face checkpoint\n", grouped(p.total_elements), grouped(p.hf_tensors));
   t += fmt::format("  active per token    {:>20} without the input embedding\n", grouped(p.active_elements));
-  for (const auto& [name, bytes] : {std::pair{"weights", p.weights}, {"gradients", p.gradients}, {"optimizer", p.optimizer}, {"saved activations", p.step.saved},
-                                    {"selections", p.step.selections}, {"workspace", p.step.scratch}, {"token ids", p.step.inputs}, {"total", p.total_bytes()}})
-    t += fmt::format("  {:<20}{}\n", name, gib(bytes));
+  for (const auto& [name, bytes] : classes(p)) t += fmt::format("  {:<20}{}\n", name, gib(bytes));
   if (p.limit > 0) t += fmt::format("  {:<20}{}   {}\n", "available", gib(p.limit), p.fits() ? "fits" : "DOES NOT FIT");
   if (p.ranks > 1)
     for (const auto& [name, bytes] : {std::pair{"parameters", p.sent.parameters}, {"context", p.sent.context}, {"experts", p.sent.experts}})
@@ -79,6 +85,12 @@ std::string plan_text(const Plan& p, const Config& c) {
   t += fmt::format("  forward FLOPs per token: products {:.3e}, attention over selected keys {:.3e}, selector {:.3e}\n", p.forward.linear, p.forward.attention,
                    p.forward.selector);
   t += fmt::format("  training FLOPs per token: {:.3e} (recomputed work not counted)\n", p.train_flops_per_token);
+  return t;
+}
+
+std::string plan_line(const Plan& p) {
+  std::string t;
+  for (const auto& [name, bytes] : classes(p)) t += fmt::format("{}{} {} MiB", t.empty() ? "" : ", ", name, bytes >> 20);
   return t;
 }
 

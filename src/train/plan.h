@@ -29,6 +29,7 @@ struct Plan {
 // Of one rank of the job. Needs no data and no GPU. Throws UserError for a model configuration that cannot be used.
 Plan make_plan(const Config&, int rank = 0);
 std::string plan_text(const Plan&, const Config&);
+std::string plan_line(const Plan&);  // the classes in MiB, for messages about memory that ran out
 
 // FLOPs of one training step per token: three times the forward of products and attention, plus the selector once, plus
 // its repetition when recomputation does not replay selections. Recomputed work is not counted: it trains nothing.

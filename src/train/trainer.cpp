@@ -59,6 +59,7 @@ Trainer::Trainer(const Config& config, const std::string& resume, Device device,
   if (!plan.fits())
     throw UserError(concat("the run needs ", plan.total_bytes() >> 20, " MiB on ", to_string(device_), ", available are ", plan.limit >> 20,
                            " MiB; --plan shows by class what takes them"));
+  set_memory_plan(plan_line(plan));
   loader_ = std::make_unique<Loader>(loader_options(config_, config_.data.train, *model_, config_.data.shuffle));
   load_validation();
   ParameterStore& store = model_->parameters();

@@ -20,15 +20,48 @@ TEST(Buffer, CountsWhatIsHeldAndThePeak) {
   EXPECT_EQ(peak_bytes(meta), before + (size_t{1} << 40));
 }
 
-TEST(Buffer, OutOfMemoryNamesTheRequest) {
-  Buffer held({}, 1 << 20, "embedding");
+template <typename Function>
+std::string error_of(Function function) {
   try {
-    Buffer b({}, size_t{1} << 60, "activations");
-    FAIL();
+    function();
   } catch (const UserError& e) {
-    EXPECT_NE(std::string(e.what()).find("activations"), std::string::npos);
-    EXPECT_NE(std::string(e.what()).find("embedding"), std::string::npos);
+    return e.what();
   }
+  return "no error";
+}
+
+// Nothing that earlier tests of the process left holds memory of this device.
+const Device kFresh{DeviceType::meta, 7};
+
+TEST(Buffer, OutOfMemoryNamesTheRequestTheHoldersAndThePlan) {
+  const Device d = kFresh;
+  const size_t mebibyte = 1 << 20;
+  const Buffer weights(d, 40 * mebibyte, "weights"), saved(d, 20 * mebibyte, "saved activations"), more(d, 25 * mebibyte, "saved activations");
+  const Buffer elsewhere({DeviceType::meta, 8}, 500 * mebibyte, "another device");
+  limit_memory(d, 100 * mebibyte);
+  const std::string held = "out of memory on meta: 16 MiB for workspace while 85 MiB are held of at most 100 MiB; largest: saved activations 45 MiB, weights 40 MiB";
+  EXPECT_EQ(error_of([&] { Buffer(d, 16 * mebibyte, "workspace"); }), held);
+  set_memory_plan("weights 40 MiB, saved activations 30 MiB, total 70 MiB");
+  EXPECT_EQ(error_of([&] { Buffer(d, 16 * mebibyte, "workspace"); }), held + "; planned: weights 40 MiB, saved activations 30 MiB, total 70 MiB");
+  set_memory_plan("");
+  EXPECT_EQ(error_of([&] { Buffer(d, 15 * mebibyte, "workspace"); }), "no error");
+  EXPECT_EQ(allocated_bytes(d), 85 * mebibyte);
+  limit_memory(d, 0);
+  EXPECT_EQ(error_of([&] { Buffer(d, 16 * mebibyte, "workspace"); }), "no error");
+}
+
+TEST(Buffer, ARequestBeyondTheMachineIsAnErrorToo) {
+  EXPECT_NE(error_of([] { Buffer({}, size_t{1} << 60, "activations"); }).find("for activations while"), std::string::npos);
+}
+
+TEST(BufferCuda, ARequestBeyondTheDeviceNamesTheHolders) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+  const Device d{DeviceType::cuda, 0};
+  const Buffer held(d, 3 << 20, "embedding");
+  const std::string error = error_of([&] { Buffer(d, size_t{1} << 50, "activations"); });
+  EXPECT_NE(error.find("out of memory on cuda:0: 1073741824 MiB for activations while 3 MiB are held"), std::string::npos) << error;
+  EXPECT_NE(error.find("largest: embedding 3 MiB"), std::string::npos) << error;
+  EXPECT_EQ(error_of([&] { Buffer(d, 1 << 20, "after the error"); }), "no error");
 }
 
 TEST(Arena, RewindsAndReusesBlocks) {

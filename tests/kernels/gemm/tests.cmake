@@ -5,3 +5,8 @@ hyscale_test(test_dense_ops SOURCES
   ${CMAKE_CURRENT_LIST_DIR}/../moe_permute/test_moe_permute.cpp ${CMAKE_CURRENT_LIST_DIR}/../elementwise/test_elementwise.cpp
   ${CMAKE_CURRENT_LIST_DIR}/../adamw/test_adamw.cpp ${CMAKE_CURRENT_LIST_DIR}/../grad_norm/test_grad_norm.cpp
   DEPENDS hyscale_kernels)
+set(cuda_sources ${CMAKE_CURRENT_LIST_DIR}/test_gemm_cuda.cpp)
+foreach(op rms_norm layer_norm rope swiglu embedding lm_head_loss router moe_permute elementwise adamw dense_attention)
+  list(APPEND cuda_sources ${CMAKE_CURRENT_LIST_DIR}/../${op}/test_${op}_cuda.cpp)
+endforeach()
+hyscale_test(test_dense_ops_cuda SOURCES ${cuda_sources} DEPENDS hyscale_kernels)

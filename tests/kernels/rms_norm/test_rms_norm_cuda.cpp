@@ -1,0 +1,40 @@
+#include "kernels/rms_norm/rms_norm.h"
+#include "tests/support/on_both.h"
+
+namespace hyscale {
+namespace {
+
+using test::Both;
+
+// x, y, dy and dx are columns [from, from + columns) of wider rows.
+void expect_as_on_cpu(int64_t rows, int64_t columns, int64_t from, bool accumulate, bool with_weight_gradient) {
+  SCOPED_TRACE(concat(rows, " rows of ", columns, " from column ", from, accumulate ? ", accumulating" : ""));
+  const Shape wide{rows, columns + from};
+  const Both x = test::in_bf16(test::random(wide, 1)), w = test::in_bf16(test::random({columns}, 2)), dy = test::in_bf16(test::random(wide, 3));
+  const Both y = test::in_bf16(test::filled(wide, 5)), dx = test::in_bf16(test::random(wide, 4)), rstd = test::f32_out({rows}), dw = test::as_is(test::random({columns}, 5));
+  const auto part = [&](const Tensor& t) { return t.slice(1, from, from + columns); };
+  const auto backward = [&](Device d) {
+    return RmsNormBackward{part(x[d]), w[d], rstd[d], part(dy[d]), part(dx[d]), accumulate, with_weight_gradient ? dw[d] : Tensor(), {}, {}};
+  };
+  test::on_both([&](Device d) { return rms_norm_backward_workspace_bytes(backward(d)); },
+                [&](Device d, const Tensor& space) {
+                  rms_norm({part(x[d]), w[d], 1e-5f, part(y[d]), rstd[d], {}});
+                  RmsNormBackward b = backward(d);
+                  b.workspace = space;
+                  rms_norm_backward(b);
+                });
+  EXPECT_AS_ON_CPU(y, test::kBf16);
+  EXPECT_AS_ON_CPU(rstd, test::kF32);
+  EXPECT_AS_ON_CPU(dx, test::kBf16);
+  EXPECT_AS_ON_CPU(dw, test::kF32);
+}
+
+TEST(RmsNormCuda, IsAsOnTheCpu) {
+  SKIP_WITHOUT_CUDA();
+  for (int64_t rows : {0, 1, 3, 257})
+    for (int64_t columns : {1, 7, 64, 2056})
+      for (int64_t from : {0, 8, 3}) expect_as_on_cpu(rows, columns, from, from == 8, from != 3);
+}
+
+}  // namespace
+}  // namespace hyscale
