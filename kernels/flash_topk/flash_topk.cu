@@ -34,7 +34,7 @@ using topk::kColumns;
 using topk::kKeyTile;
 
 constexpr int kThreads = 512;  // warps 0: loader, then keepers, selectors to 7, 8-15: scorers
-constexpr int kRegisters = 88, kScorerRegisters = 168;  // per thread
+constexpr int kRegisters = 96, kScorerRegisters = 160;  // per thread
 constexpr int kSlotKeys = kKeyTile / 2, kSlotStride = kSlotKeys + 8;  // the pad spreads a quad's four queries over the banks
 
 template <int kHeads, int kDims>
@@ -42,7 +42,7 @@ struct Task {
   static constexpr int kQueries = kColumns / kHeads;
   int64_t first_query;
   int first_tile, num_tiles;           // no more tasks: num_tiles < 0
-  int all_begin, all_end;              // keys that every query sees
+  int all_begin, all_end;              // keys that every query with keys sees
   int begin[kQueries], end[kQueries];  // visible keys, relative to the first of this update
   int first_counts[kQueries];          // entries from earlier updates
   alignas(16) float weights[kHeads >= 8 ? kQueries : 1][kHeads + 4];
@@ -59,7 +59,7 @@ struct __align__(1024) Shared {
   Task<kHeads, kDims> tasks[2];
   topk::Scratch scratch[kSelectors];
   // Tasks alternate between two entries where a keeper may be a task ahead of a selector.
-  uint64_t threshold[2][kQueries];  // what scores have to beat; selectors write
+  uint64_t threshold[2][kQueries];  // what scores have to beat; selectors raise it
   uint64_t progress[2][kQueries];   // task number + 1, whether all has come (a bit), tail of the ring; keepers write
   uint32_t tail[kQueries];          // entries that ever came into the ring; keepers' own
   uint32_t head[kQueries];          // entries that ever left it; selectors write
@@ -149,8 +149,8 @@ struct Loader {
           if (lane_id() == 0) task.num_tiles = -1, barrier_arrive(&s.task_full[number & 1]);
           return;
         }
-        describe(task, (num_tasks - 1 - next) * kQueries);  // late queries see most keys: the longest tasks first
-      } while (task.num_tiles == 0);                        // the state stays as it is
+        describe(task, (num_tasks - 1 - next) * kQueries, number);  // late queries see most keys: the longest tasks first
+      } while (task.num_tiles == 0);                                // the state stays as it is
       if (lane_id() == 0) {
         barrier_arrive(&s.task_full[number & 1]);
         load(task, number, stage);
@@ -158,7 +158,7 @@ struct Loader {
       __syncwarp();
     }
   }
-  __device__ __forceinline__ void describe(Task<kHeads, kDims>& task, int64_t first_query) {
+  __device__ __forceinline__ void describe(Task<kHeads, kDims>& task, int64_t first_query, uint32_t number) {
     int low = INT32_MAX, high = 0, all_begin = 0, all_end = INT32_MAX;
     for (int q = lane_id(); q < kQueries; q += 32) {
       const int64_t t = first_query + q;
@@ -168,10 +168,10 @@ struct Loader {
       task.begin[q] = begin;
       task.end[q] = end;
       task.first_counts[q] = exists ? p.state_counts[t] : 0;
-      // A query without keys: no tile is free of checks.
-      if (begin < end) low = min(low, begin), high = max(high, end);
-      all_begin = max(all_begin, begin);
-      all_end = min(all_end, end);
+      s.threshold[number & 1][q] = begin < end ? topk::kNoThreshold : topk::kClosed;
+      if (begin >= end) continue;
+      low = min(low, begin), high = max(high, end);
+      all_begin = max(all_begin, begin), all_end = min(all_end, end);
     }
     if constexpr (kWeighted)
 #pragma unroll 1
@@ -299,13 +299,16 @@ struct Scorer {
   static __device__ __forceinline__ int group() { return threadIdx.x / 128 - 2; }
 };
 
-// Appends what beats the threshold. Eight lanes look at one query's scores, eight each.
+// Appends what beats the threshold. Eight lanes look at one query's scores. All that a warp has to look at, it looks at in
+// one go: for one query and slot the latencies of a single warp alone would outlast the tensor cores' turn.
 template <int kHeads, int kDims>
 struct Keeper {
   using SharedMemory = Shared<kHeads, kDims>;
   static constexpr int kQueries = kColumns / kHeads, kKeepers = SharedMemory::kKeepers;
-  static constexpr int kTogether = kQueries > 16 ? 2 : 1;  // fours of queries in one go: one alone is a chain of latencies
-  static_assert(kQueries % (4 * kKeepers * kTogether) == 0 && kQueries / kKeepers <= 32);
+  static constexpr int kSlotsTogether = kQueries > 16 ? 1 : 2, kGroups = kQueries / 4 / kKeepers;  // fours of queries
+  static constexpr int kMine = 8 * kSlotsTogether;                                                 // keys of a lane
+  static_assert(kQueries % (4 * kKeepers) == 0 && 4 * kGroups <= 32 && SharedMemory::kSlots % kSlotsTogether == 0);
+  using Slots = float[SharedMemory::kSlots][kQueries][kSlotStride];
   SharedMemory& s;
   const Problem& p;
 
@@ -322,15 +325,12 @@ struct Keeper {
       tell_progress(number, false);
       const int first_key = task.first_tile * kKeyTile, keys = task.num_tiles * kKeyTile;
 #pragma unroll 1
-      for (int at = 0; at < keys; at += kSlotKeys) {
-        barrier_wait(&s.slot_full[slot.at], slot.parity);
-        const int key = first_key + at;
-        const bool checked = key < task.all_begin || key + kSlotKeys > task.all_end;
-#pragma unroll 1
-        for (int q = 4 * warp(); q < kQueries; q += 4 * kKeepers * kTogether) append(task, number, s.slots[slot.at], q + lane_id() / 8, key, checked);
-        __syncwarp();
-        if (lane_id() == 0) barrier_arrive(&s.slot_empty[slot.at]);
-        slot.advance(1);
+      for (int at = 0; at < keys; at += kSlotsTogether * kSlotKeys) {
+#pragma unroll
+        for (int i = 0; i < kSlotsTogether; ++i) barrier_wait(&s.slot_full[slot.at + i], slot.parity);
+        append(task, number, slot.at, first_key + at);
+        if (lane_id() < kSlotsTogether) barrier_arrive(&s.slot_empty[slot.at + lane_id()]);
+        slot.advance(kSlotsTogether);
         if (at % (4 * kKeyTile) == 0) tell_progress(number, false);
       }
       tell_progress(number, true);
@@ -345,54 +345,73 @@ struct Keeper {
     if (owns_query()) publish(&s.progress[number & 1][own_query()], uint64_t{number + 1} << 33 | uint64_t{complete} << 32 | s.tail[own_query()]);
     __syncwarp();
   }
-  __device__ __forceinline__ void append(const Task<kHeads, kDims>& task, uint32_t number, float (&slot)[kQueries][kSlotStride], int first_query, int first_key, bool checked) {
-    constexpr int kStep = 4 * kKeepers;
-    float mine[kTogether][8];
-    float least[kTogether];
-    uint32_t take[kTogether] = {};
-    bool some = false, odd = checked;
+  __device__ __forceinline__ void append(const Task<kHeads, kDims>& task, uint32_t number, int slot, int first_key) {
+    float mine[kGroups][kMine], least[kGroups];
+    uint32_t take[kGroups] = {};
+    bool some = false, odd = false;
+    const bool checked = first_key < task.all_begin || first_key + kSlotsTogether * kSlotKeys > task.all_end;
 #pragma unroll
-    for (int g = 0; g < kTogether; ++g) {
-      const int q = first_query + g * kStep;
-      load_scores(mine[g], slot[q]);
+    for (int g = 0; g < kGroups; ++g) {
+      const int q = query_of(g);
+      load_scores(mine[g], slot, q);
       least[g] = topk::threshold_score(threshold_of(number, q));
       odd |= full(q);
 #pragma unroll
-      for (int j = 0; j < 8; ++j)
+      for (int j = 0; j < kMine; ++j)
         if (!(mine[g][j] < least[g])) take[g] |= 1u << j;
+      if (checked) take[g] &= visible(task, q, first_key);
       some |= take[g] != 0;
     }
     if (!__any_sync(~0u, some)) return;
 #pragma unroll
-    for (int g = 0; g < kTogether; ++g) {
+    for (int g = 0; g < kGroups; ++g) {
       uint32_t above = 0;
 #pragma unroll
-      for (int j = 0; j < 8; ++j)
+      for (int j = 0; j < kMine; ++j)
         if (mine[g][j] > least[g]) above |= 1u << j;
-      odd |= above != take[g];
+      odd |= (take[g] & ~above) != 0;
     }
     if (__any_sync(~0u, odd))
 #pragma unroll
-      for (int g = 0; g < kTogether; ++g) {
-        const int q = first_query + g * kStep;
-        take[g] = look_closer(task, slot[q], q, first_key, take[g], threshold_of(number, q));
-        load_scores(mine[g], slot[q]);
+      for (int g = 0; g < kGroups; ++g) {
+        const int q = query_of(g);
+        take[g] = look_closer(task.first_query + q, slot, q, first_key, take[g], threshold_of(number, q));
+        load_scores(mine[g], slot, q);
         make_room(number, q);
       }
 #pragma unroll
-    for (int g = 0; g < kTogether; ++g) {
-      const int q = first_query + g * kStep;
+    for (int g = 0; g < kGroups; ++g) {
+      const int q = query_of(g);
       uint32_t at = take_places(&s.tail[q], take[g]);
       Candidate* ring = p.lists + (static_cast<int64_t>(blockIdx.x) * kQueries + q + 1) * p.list_entries - p.ring;
       asm("" : "+l"(ring));  // else the sum is taken apart, and each address takes four instructions
-      const int32_t index = static_cast<int32_t>(p.first_key) + first_key + key_of(1);
+      const int32_t index = static_cast<int32_t>(p.first_key) + first_key + key_of(0);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        store_if(take[g] & 1u << j, ring + (at & static_cast<uint32_t>(p.ring - 1)), mine[g][j], index + (j & 3) + (j & 4) * 8);
+      for (int j = 0; j < kMine; ++j) {
+        store_if(take[g] & 1u << j, ring + (at & static_cast<uint32_t>(p.ring - 1)), mine[g][j], index + key_of(j) - key_of(0));
         at += take[g] >> j & 1;
       }
     }
     __syncwarp();
+  }
+  static __device__ __forceinline__ int query_of(int group) { return 4 * (warp() + group * kKeepers) + lane_id() / 8; }
+  // This lane's keys: of each slot four at 4 * (lane % 8), four 32 keys on.
+  static __device__ __forceinline__ int key_of(int j) { return j / 8 * kSlotKeys + lane_id() % 8 * 4 + (j & 3) + (j & 4) * 8; }
+  __device__ __forceinline__ float& score_of(int j, int slot, int q) const { return s.slots[slot + j / 8][q][key_of(j) % kSlotKeys]; }
+  __device__ __forceinline__ void load_scores(float (&mine)[kMine], int slot, int q) const {
+#pragma unroll
+    for (int j = 0; j < kMine; j += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(&score_of(j, slot, q));
+      mine[j] = four.x, mine[j + 1] = four.y, mine[j + 2] = four.z, mine[j + 3] = four.w;
+    }
+  }
+  __device__ __forceinline__ uint32_t visible(const Task<kHeads, kDims>& task, int q, int first_key) const {
+    const int begin = task.begin[q] - first_key, end = task.end[q] - first_key;
+    uint32_t bits = 0;
+#pragma unroll
+    for (int j = 0; j < kMine; ++j)
+      if (key_of(j) >= begin && key_of(j) < end) bits |= 1u << j;
+    return bits;
   }
   // A place for every bit. Predicates here and below, since branches of few lanes cost more than what they skip.
   static __device__ __forceinline__ uint32_t take_places(uint32_t* tail, uint32_t take) {
@@ -403,43 +422,32 @@ struct Keeper {
   static __device__ __forceinline__ void store_if(uint32_t condition, Candidate* to, float score, int32_t index) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.cg.v2.b32 [%1], {%2, %3};\n}" ::"r"(condition), "l"(to), "f"(score), "r"(index) : "memory");
   }
-  // This lane's eight keys: four at 4 * (lane % 8), four 32 keys on.
-  static __device__ __forceinline__ void load_scores(float (&mine)[8], const float* scores) {
-    const float4 low = *reinterpret_cast<const float4*>(scores + key_of(1)), high = *reinterpret_cast<const float4*>(scores + key_of(16));
-    mine[0] = low.x, mine[1] = low.y, mine[2] = low.z, mine[3] = low.w;
-    mine[4] = high.x, mine[5] = high.y, mine[6] = high.z, mine[7] = high.w;
-  }
-  // The key, within the slot, of the lowest bit.
-  static __device__ __forceinline__ int key_of(uint32_t take) {
-    const int j = __ffs(take) - 1;
-    return lane_id() % 8 * 4 + (j & 3) + (j & 4) * 8;
-  }
-  // Keys out of sight are left out; equals of the threshold go by their index; NaN is told and becomes a score that nothing
-  // prefers.
-  __device__ __forceinline__ uint32_t look_closer(const Task<kHeads, kDims>& task, float* scores, int q, int first_key, uint32_t take, uint64_t threshold) {
+  // Equals of the threshold go by their index; NaN is told and becomes a score that nothing prefers. A query that sees no
+  // key is told of none.
+  __device__ __forceinline__ uint32_t look_closer(int64_t t, int slot, int q, int first_key, uint32_t take, uint64_t threshold) {
+    const float least = topk::threshold_score(threshold);
     uint32_t rest = 0;
+    if (threshold == topk::kClosed) take = 0;
     for (; take != 0; take &= take - 1) {
-      const int key = key_of(take);
-      float score = scores[key];
-      if (first_key + key < task.begin[q] || first_key + key >= task.end[q]) continue;
+      const int j = __ffs(take) - 1;
+      float& score = score_of(j, slot, q);
       if (score != score) {
-        atomicMin(p.nan_query, static_cast<int32_t>(task.first_query + q));
-        scores[key] = score = -INFINITY;
+        atomicMin(p.nan_query, static_cast<int32_t>(t));
+        score = -INFINITY;
       }
-      const float least = topk::threshold_score(threshold);
-      if (score > least || (score == least && static_cast<int32_t>(p.first_key) + first_key + key < topk::threshold_index(threshold))) rest |= take & -take;
+      if (score > least || (score == least && static_cast<int32_t>(p.first_key) + first_key + key_of(j) < topk::threshold_index(threshold))) rest |= 1u << j;
     }
     __syncwarp();
     return rest;
   }
-  // Waits until the lists of four queries can take all keys of a slot.
+  // Waits until the lists of four queries can take all that comes at once.
   __device__ __forceinline__ void make_room(uint32_t number, int q) {
     if (!__any_sync(~0u, full(q))) return;
     tell_progress(number, false);
     while (__any_sync(~0u, full(q))) __nanosleep(100);
   }
   // A selector publishes the head after its last look at what lies before it.
-  __device__ __forceinline__ bool full(int q) const { return static_cast<uint32_t>(p.ring) - (s.tail[q] - *const_cast<const volatile uint32_t*>(&s.head[q])) < kSlotKeys; }
+  __device__ __forceinline__ bool full(int q) const { return static_cast<uint32_t>(p.ring) - (s.tail[q] - *const_cast<const volatile uint32_t*>(&s.head[q])) < kSlotsTogether * kSlotKeys; }
   __device__ __forceinline__ uint64_t threshold_of(uint32_t number, int q) const { return *const_cast<const volatile uint64_t*>(&s.threshold[number & 1][q]); }
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32 - 1; }
 };
@@ -487,7 +495,6 @@ struct Selector {
           publish(&s.head[q], head);
           if (complete) {
             settled = true;
-            s.threshold[number & 1][q] = topk::kNoThreshold;
             publish(&s.finished[q], number + 1);
           }
         }
@@ -515,7 +522,7 @@ struct Selector {
       worst = min(worst, topk::rank_of(c));
     }
     worst = topk::warp_min(worst);
-    if (count == p.k) tell(q, number, topk::make_threshold(topk::score_of(worst), topk::index_of(worst)));
+    if (count == p.k && s.threshold[number & 1][q] != topk::kClosed) tell(q, number, topk::make_threshold(topk::score_of(worst), topk::index_of(worst)));
     __syncwarp();
   }
   // Returns the entries kept; the last selection of a task leaves them in the state.
@@ -524,7 +531,7 @@ struct Selector {
     if (kept + waiting > p.k)
       kept = topk::keep_best(list, p.k, last, s.threshold[number & 1][q], s.scratch[warp()], lane_id(), [&](uint64_t threshold) { tell(q, number, threshold); });
     else if (waiting > 0)
-      kept = topk::keep(list, s.scratch[warp()], lane_id(), [](Candidate) { return true; }, [](Candidate) { return false; }, [](Candidate) {});
+      kept = topk::keep(list, s.scratch[warp()], lane_id(), [](Candidate) { return true; });
     const int64_t t = first_query + q;
     if (!last || t >= p.queries) return kept;
     const topk::List best{list.kept, kept, list.ring, list.mask, 0, 0};
@@ -558,7 +565,6 @@ __global__ void __launch_bounds__(kThreads, 1) flash_topk_kernel(const __grid_co
     fence_to_async();
   }
   for (int q = threadIdx.x; q < SharedMemory::kQueries; q += kThreads) {
-    s.threshold[0][q] = s.threshold[1][q] = topk::kNoThreshold;
     s.progress[0][q] = s.progress[1][q] = 0;
     s.tail[q] = s.head[q] = s.finished[q] = 0;
   }

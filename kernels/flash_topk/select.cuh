@@ -49,6 +49,7 @@ __device__ __forceinline__ uint64_t make_threshold(float score, int32_t index) {
 __device__ __forceinline__ float threshold_score(uint64_t t) { return __uint_as_float(static_cast<uint32_t>(t)); }
 __device__ __forceinline__ int32_t threshold_index(uint64_t t) { return static_cast<int32_t>(t >> 32); }
 constexpr uint64_t kNoThreshold = uint64_t{INT32_MAX} << 32 | 0xff800000u;  // -inf, any index
+constexpr uint64_t kClosed = uint64_t{0x80000000u} << 32 | 0x7f800000u;      // inf, no index
 
 constexpr int kChunk = 256, kChunks = 3;  // candidates of a chunk; chunks on their way or in use
 constexpr int kEach = kChunk / 32;        // candidates of a lane, in pairs of neighbours
@@ -93,34 +94,40 @@ struct List {
   template <typename Function>
   __device__ __forceinline__ void for_each_chunk(Scratch& scratch, int lane, Function f) const {
     const int chunks = num_chunks();
-    const auto fetch = [&](int i) {
+    const auto fetch = [&](int i, int stage) {
+      Chunk c{};
       if (i < chunks) {
-        const Chunk c = chunk(i);
+        c = chunk(i);
 #pragma unroll
         for (int j = 0; j < kEach; j += 2)
-          if (place(j, lane) < c.end) hopper::copy16(hopper::shared_address(scratch.staged[i % kChunks] + place(j, lane)), c.from + place(j, lane), true);
+          if (place(j, lane) < c.end) hopper::copy16(hopper::shared_address(scratch.staged[stage] + place(j, lane)), c.from + place(j, lane), true);
       }
       asm volatile("cp.async.commit_group;" ::: "memory");
+      return c;
     };
-    fetch(0);
-    fetch(1);
+    Chunk now = fetch(0, 0), next = fetch(1, 1);
+    int stage = 0;
 #pragma unroll 1
     for (int i = 0; i < chunks; ++i) {
-      fetch(i + 2);
+      const Chunk after = fetch(i + 2, stage == 0 ? 2 : stage - 1);
       asm volatile("cp.async.wait_group 2;" ::: "memory");  // lanes read what they fetched themselves
-      const Chunk at = chunk(i);
       Candidate c[kEach];
-      uint32_t valid = 0;
 #pragma unroll
       for (int j = 0; j < kEach; j += 2) {
-        const float4 two = *reinterpret_cast<const float4*>(scratch.staged[i % kChunks] + place(j, lane));
+        const float4 two = *reinterpret_cast<const float4*>(scratch.staged[stage] + place(j, lane));
         c[j] = {two.x, __float_as_int(two.y)};
         c[j + 1] = {two.z, __float_as_int(two.w)};
       }
+      uint32_t valid = (1u << kEach) - 1;
+      if (now.begin > 0 || now.end < kChunk) {
+        valid = 0;
 #pragma unroll
-      for (int j = 0; j < kEach; ++j)
-        if (static_cast<uint32_t>(place(j, lane) - at.begin) < static_cast<uint32_t>(at.end - at.begin)) valid |= 1u << j;
+        for (int j = 0; j < kEach; ++j)
+          if (place(j, lane) >= now.begin && place(j, lane) < now.end) valid |= 1u << j;
+      }
       f(c, valid, i * kChunk);
+      now = next, next = after;
+      stage = stage == kChunks - 1 ? 0 : stage + 1;
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
   }
@@ -238,33 +245,31 @@ __device__ __forceinline__ uint64_t kth_rank_by_cuts(const List& list, int k, Sc
   return low;
 }
 
-// Keeps the candidates for which better(candidate) holds, in any order, and calls aside(candidate) for those for which
-// equal(candidate) does. Returns the number kept.
-template <typename Better, typename Equal, typename Aside>
-__device__ __forceinline__ int keep(const List& list, Scratch& scratch, int lane, Better better, Equal equal, Aside aside) {
+// Keeps the candidates for which better(candidate) holds, in any order; also(candidates, valid) sees every chunk's. Returns
+// the number kept.
+template <typename Better, typename Also>
+__device__ __forceinline__ int keep(const List& list, Scratch& scratch, int lane, Better better, Also also) {
   if (lane == 0) scratch.kept = 0;
   __syncwarp();
   list.for_each_chunk(scratch, lane, [&](const Candidate(&c)[kEach], uint32_t valid, int) {
-    uint32_t take = 0, put_aside = 0;
+    uint32_t take = 0;
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) {
+    for (int j = 0; j < kEach; ++j)
       if (better(c[j])) take |= 1u << j;
-      if (equal(c[j])) put_aside |= 1u << j;
-    }
     take &= valid;
     __syncwarp();  // all lanes have read their part: at least as many places are free as are taken here
     Candidate* to = list.kept + (take ? atomicAdd(&scratch.kept, __popc(take)) : 0);
 #pragma unroll
     for (int j = 0; j < kEach; ++j)
       if (take >> j & 1) store_candidate(to++, c[j]);
-    if (put_aside & valid) {
-#pragma unroll
-      for (int j = 0; j < kEach; ++j)
-        if ((put_aside & valid) >> j & 1) aside(c[j]);
-    }
+    also(c, valid);
     __syncwarp();
   });
   return static_cast<int>(scratch.kept);
+}
+template <typename Better>
+__device__ __forceinline__ int keep(const List& list, Scratch& scratch, int lane, Better better) {
+  return keep(list, scratch, lane, better, [](const Candidate(&)[kEach], uint32_t) {});
 }
 
 // 256 bins linear in the score's value; what lies outside the window falls into the first and the last.
@@ -326,12 +331,21 @@ __device__ __forceinline__ int keep_best(const List& list, int k, bool exactly, 
   if (!settled) {
     const uint64_t kth = kth_rank_by_cuts(list, k, scratch, lane);
     tell(make_threshold(score_of(kth), index_of(kth)));
-    return keep(list, scratch, lane, [&](Candidate c) { return rank_of(c) >= kth; }, [](Candidate) { return false; }, [](Candidate) {});
+    return keep(list, scratch, lane, [&](Candidate c) { return rank_of(c) >= kth; });
   }
   if (lane == 0) scratch.members = 0;
-  const uint32_t settled_bin = exactly ? bin : ~0u, from = exactly ? bin + 1 : bin;
-  const int above = keep(list, scratch, lane, [&](Candidate c) { return bins(c.score) >= from; }, [&](Candidate c) { return bins(c.score) == settled_bin; },
-                         [&](Candidate c) { scratch.ranks[atomicAdd(&scratch.members, 1u)] = rank_of(c); });
+  const uint32_t from = exactly ? bin + 1 : bin;
+  const int above = keep(list, scratch, lane, [&](Candidate c) { return bins(c.score) >= from; }, [&](const Candidate(&c)[kEach], uint32_t valid) {
+    if (!exactly) return;
+    uint32_t equal = 0;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j)
+      if (bins(c[j].score) == bin) equal |= 1u << j;
+    if (equal &= valid; equal == 0) return;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j)
+      if (equal >> j & 1) scratch.ranks[atomicAdd(&scratch.members, 1u)] = rank_of(c[j]);
+  });
   if (!exactly) return above;
   const uint64_t kth = pick_rank(scratch.ranks, members, need, lane);
   int kept = above;

@@ -147,8 +147,9 @@ TEST(FlashTopKCuda, NanNamesTheLowestQueryAndFirstKeyShifts) {
   for (int64_t t = 0; t < 20; ++t) p.begin.i32()[t] = 50000 + (t < 7 ? 500 : 0), p.end.i32()[t] = 53000;
   expect_equal(on_cuda(p, {}, false, 50000), on_cpu(p, 50000), "keys from 50,000");
   p.keys[100 * 128 + 3] = NAN;
+  p.end.i32()[7] = p.begin.i32()[7];  // sees no key at all
   for (int64_t i = 0; i < p.q.size(); ++i) p.q[i] = 1;
-  EXPECT_EQ(on_cuda(p, {}, false, 50000).nan_query, 7);
+  EXPECT_EQ(on_cuda(p, {}, false, 50000).nan_query, 8);
 }
 
 }  // namespace
