@@ -67,7 +67,7 @@ void expect_groups_as_on_cpu(int64_t n, int64_t k, std::vector<int32_t> offsets,
 
 TEST(GroupedGemmCuda, GroupsOfEverySize) {
   SKIP_WITHOUT_CUDA();
-  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{8, 8}, {136, 72}, {128, 256}}) {
+  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{8, 8}, {136, 72}, {128, 256}, {256, 256}, {520, 328}}) {
     expect_groups_as_on_cpu(n, k, {0, 0, 0}, 0);
     expect_groups_as_on_cpu(n, k, {0, 1}, 1);
     expect_groups_as_on_cpu(n, k, {0, 0, 6, 7, 11}, 13);

@@ -51,9 +51,16 @@ TEST(BalanceLossCuda, IsAsOnTheCpu) {
   for (const auto& starts : {std::vector<int32_t>{0, 0}, {0, 1}, {0, 3, 3, 7}, {0, 100, 101, 333}})
     for (int64_t experts : {6, 160}) {
       SCOPED_TRACE(concat(starts.back(), " tokens, ", experts, " experts"));
-      const Both logits = test::as_is(test::random({starts.back(), experts}, 1)), at = test::as_is(test::ints({static_cast<int64_t>(starts.size())}, starts));
+      const int64_t documents = static_cast<int64_t>(starts.size()) - 1;
+      std::vector<int32_t> ids, lengths;
+      for (size_t d = 0; d + 1 < starts.size(); ++d) ids.push_back(static_cast<int32_t>(d)), lengths.push_back(starts[d + 1] - starts[d]);
+      const Both logits = test::as_is(test::random({starts.back(), experts}, 1)), runs = test::as_is(test::ints({documents + 1}, starts));
+      const Both run_ids = test::as_is(test::ints({documents}, ids)), tokens = test::as_is(test::ints({documents}, lengths));
+      const Both counts = test::as_is(test::zeros(DType::i64, {documents, experts}));
       const Both loss = test::as_is(test::zeros(DType::f64, {1})), dlogits = test::as_is(test::random({starts.back(), experts}, 2));
-      const auto op = [&](Device d) { return BalanceLoss{4, logits[d], at[d], 50, loss[d], dlogits[d], {}, {}}; };
+      test::on_both([&](Device d) { balance_counts({4, logits[d], runs[d], run_ids[d], counts[d], {}}); });
+      EXPECT_SAME_AS_ON_CPU(counts);
+      const auto op = [&](Device d) { return BalanceLoss{4, logits[d], runs[d], run_ids[d], tokens[d], counts[d], 50, loss[d], dlogits[d], {}, {}}; };
       test::on_both([&](Device d) { return balance_loss_workspace_bytes(op(d)); },
                     [&](Device d, const Tensor& space) {
                       BalanceLoss b = op(d);
