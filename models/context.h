@@ -3,20 +3,24 @@
 #include <cstdint>
 #include <vector>
 
+#include "comm/ring.h"
 #include "core/arena.h"
 #include "kernels/flash_topk/selection.h"
 
 namespace hyscale {
 
-// One packed sequence: documents one after the other. There is no batch axis.
+// What a rank holds of one packed sequence: documents one after the other, without a batch axis. With context parallelism
+// these are the rank's segments (comm/context_layout.h); what speaks of keys counts tokens of the whole sequence.
 struct PackedSequence {
   Tensor tokens;     // i32 [T]
   Tensor labels;     // i32 [T]  the next token of the same document; -1: no label (document end, padding)
+  std::vector<Tensor> mtp_labels;  // i32 [T] of each MTP depth: the label one place further
   Tensor positions;  // i32 [T]  restart at 0 in each document
-  Tensor key_begin;  // i32 [T]  first token of the same document
-  Tensor key_end;    // i32 [T]  own index + 1
-  Tensor document_starts;  // i32 [D + 1]  first is 0, last is T
-  int64_t num_labels = 0;                // labels that are not -1
+  Tensor key_begin;  // i32 [T]  first token of the same document, in the whole sequence
+  Tensor key_end;    // i32 [T]  own index in the whole sequence + 1
+  Tensor document_starts;  // i32 [P + 1]  runs of local tokens of one document each; first is 0, last is T
+  Tensor document_ids;     // i32 [P]  which document of the sequence a run belongs to
+  Tensor document_tokens;  // i32 [D]  tokens of every document of the sequence, on all ranks together
   int64_t num_tokens() const { return tokens.size(0); }
 };
 
@@ -62,6 +66,9 @@ struct Context {
   LossSums* sums = nullptr;
   SelectionStore* selections = nullptr;
   RoutingStore* routing = nullptr;  // absent: experts are chosen and not recorded
+  Ring* ring = nullptr;  // of the ranks that hold parts of this sequence; null: it is whole here
+  Communicator* experts = nullptr;  // ranks that share out the experts; null: all are here
+  bool last_micro_batch = true;  // of this rank in this step: gradients are complete behind it
   Arena* saved = nullptr;    // what backward needs; rewound by the owner
   Arena* scratch = nullptr;  // temporaries; rewound by whoever allocates (ArenaScope)
   bool deterministic = false;  // bit-equal results across runs where a faster way exists (the CPU always is)

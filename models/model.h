@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "models/context.h"
-#include "models/parameter.h"
+#include "models/parameter_store.h"
 
 namespace hyscale {
 

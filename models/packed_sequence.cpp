@@ -1,6 +1,19 @@
 #include "models/packed_sequence.h"
 
+#include <algorithm>
+
 namespace hyscale {
+namespace {
+
+// The label one place further, where there is a label here.
+std::vector<int32_t> further_labels(const std::vector<int32_t>& labels) {
+  std::vector<int32_t> out(labels.size(), -1);
+  for (size_t t = 0; t + 1 < labels.size(); ++t)
+    if (labels[t] >= 0) out[t] = labels[t + 1];
+  return out;
+}
+
+}  // namespace
 
 HostSequence make_host_sequence(std::vector<int32_t> tokens, std::vector<int32_t> labels, std::vector<int32_t> document_starts) {
   const size_t n = tokens.size();
@@ -23,20 +36,42 @@ HostSequence make_host_sequence(std::vector<int32_t> tokens, std::vector<int32_t
   return s;
 }
 
-PackedSequence to_device(const HostSequence& s, Arena& arena, Stream stream) {
+PackedSequence to_device(const HostSequence& s, const std::vector<TokenRange>& segments, int mtp_depths, Arena& arena, Stream stream) {
   const auto upload = [&](const std::vector<int32_t>& values) {
     const Tensor t = arena.allocate(DType::i32, {static_cast<int64_t>(values.size())});
     copy_bytes(t.raw(), t.device(), values.data(), Device{}, values.size() * sizeof(int32_t), stream);
     return t;
   };
+  const auto upload_part = [&](const std::vector<int32_t>& whole) {
+    std::vector<int32_t> values;
+    for (const TokenRange& r : segments) values.insert(values.end(), whole.begin() + r.begin, whole.begin() + r.end);
+    return upload(values);
+  };
   PackedSequence p;
-  p.tokens = upload(s.tokens);
-  p.labels = upload(s.labels);
-  p.positions = upload(s.positions);
-  p.key_begin = upload(s.key_begin);
-  p.key_end = upload(s.key_end);
-  p.document_starts = upload(s.document_starts);
-  p.num_labels = num_labels(s);
+  p.tokens = upload_part(s.tokens);
+  p.labels = upload_part(s.labels);
+  p.positions = upload_part(s.positions);
+  p.key_begin = upload_part(s.key_begin);
+  p.key_end = upload_part(s.key_end);
+  std::vector<int32_t> labels = s.labels;
+  for (int d = 0; d < mtp_depths; ++d) p.mtp_labels.push_back(upload_part(labels = further_labels(labels)));
+
+  std::vector<int32_t> starts, ids, tokens;
+  int64_t local = 0;
+  for (const TokenRange& r : segments) {
+    for (size_t d = 0; d + 1 < s.document_starts.size(); ++d) {
+      const int64_t begin = std::max<int64_t>(r.begin, s.document_starts[d]), end = std::min<int64_t>(r.end, s.document_starts[d + 1]);
+      if (begin >= end) continue;
+      starts.push_back(static_cast<int32_t>(local + begin - r.begin));
+      ids.push_back(static_cast<int32_t>(d));
+    }
+    local += r.size();
+  }
+  starts.push_back(static_cast<int32_t>(local));
+  for (size_t d = 0; d + 1 < s.document_starts.size(); ++d) tokens.push_back(s.document_starts[d + 1] - s.document_starts[d]);
+  p.document_starts = upload(starts);
+  p.document_ids = upload(ids);
+  p.document_tokens = upload(tokens);
   return p;
 }
 
@@ -50,7 +85,7 @@ int64_t num_mtp_labels(const HostSequence& s, int depths) {
   std::vector<int32_t> labels = s.labels;
   int64_t n = 0;
   for (int d = 0; d < depths; ++d) {
-    for (size_t t = 0; t < labels.size(); ++t) labels[t] = labels[t] < 0 || t + 1 == labels.size() ? -1 : labels[t + 1];
+    labels = further_labels(labels);
     for (int32_t label : labels) n += label >= 0;
   }
   return n;

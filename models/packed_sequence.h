@@ -1,4 +1,4 @@
-// Packed sequences on the host: what the loader makes and a step uploads.
+// Packed sequences on the host: what the loader makes, and the part of one that a rank works on.
 #pragma once
 #include <vector>
 
@@ -6,16 +6,18 @@
 
 namespace hyscale {
 
+// A whole sequence of S tokens.
 struct HostSequence {
-  std::vector<int32_t> tokens, labels;                 // [T]; label -1: none
-  std::vector<int32_t> positions, key_begin, key_end;  // [T]
+  std::vector<int32_t> tokens, labels;                 // [S]; label -1: none
+  std::vector<int32_t> positions, key_begin, key_end;  // [S]
   std::vector<int32_t> document_starts;                // [D + 1]
 };
 
 // Fills positions and bounds from the document starts. Throws InternalError when sizes disagree.
 HostSequence make_host_sequence(std::vector<int32_t> tokens, std::vector<int32_t> labels, std::vector<int32_t> document_starts);
 
-PackedSequence to_device(const HostSequence&, Arena&, Stream);
+// The tokens of `segments` (ascending) on the device of the arena, with the labels of `mtp_depths` MTP depths.
+PackedSequence to_device(const HostSequence&, const std::vector<TokenRange>& segments, int mtp_depths, Arena&, Stream);
 
 int64_t num_labels(const HostSequence&);
 // Labels of all MTP depths together: depth d predicts the token d + 1 places beyond the label, inside the document.

@@ -12,6 +12,7 @@ struct ModelOptions {
   bool mtp = false;               // train the multi-token-prediction layer
   int mtp_depths = 1;
   float router_bias_update_rate = 0;
+  int expert_rank = 0, expert_ranks = 1;  // this rank's place among those that share out the experts
 };
 
 // Throws UserError naming `path` for an unknown model_type or a configuration that is not implemented.

@@ -61,6 +61,47 @@ __device__ __forceinline__ void pin(float (&d)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+// A warp's 16 rows of 64 columns as wgmma leaves them: register bits are column 0, row 3, columns 3-5; lane bits columns 1-2,
+// rows 0-2. To be added to rows in memory, trades bring whole 128-byte lines into one instruction: smaller pieces cost up to
+// half of the rate at which L2 takes reductions.
+
+// Trades a bit of the register index for a bit of the lane index: the number at (lane bit l, register bit r) moves to (r, l).
+template <int kRegisterBit, int kLaneBit>
+__device__ __forceinline__ void trade(float (&d)[32], int lane) {
+  const bool upper = lane & kLaneBit;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    if (i & kRegisterBit) continue;
+    const float received = __shfl_xor_sync(~0u, upper ? d[i] : d[i + kRegisterBit], kLaneBit);
+    if (upper) d[i] = received;
+    else d[i + kRegisterBit] = received;
+  }
+}
+// add(row, column, x): a warp's calls at a time cover 32 columns of a row.
+template <typename Add>
+__device__ __forceinline__ void for_each_line(float (&d)[32], int lane, Add add) {
+  trade<1, 4>(d, lane);
+  trade<4, 8>(d, lane);
+  const int column = (lane >> 2 & 1) + (lane & 3) * 2 + (lane >> 3 & 1) * 8;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) add((lane >> 4) * 4 + (i >> 2 & 1) * 2 + (i & 1) + (i >> 1 & 1) * 8, column + (i >> 3) * 16, d[i]);
+}
+// add(row, column, x, y, z, w): four columns from `column` on.
+template <typename Add>
+__device__ __forceinline__ void for_each_line_of_fours(float (&d)[32], int lane, Add add) {
+  trade<4, 1>(d, lane);
+  trade<8, 4>(d, lane);
+  const int column = (lane & 1) * 8 + (lane >> 1 & 1) * 4 + (lane >> 2 & 1) * 16;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    if (i & 5) continue;
+    add((lane >> 3) * 2 + (i >> 3 & 1) + (i >> 1 & 1) * 8, column + (i >> 4) * 32, d[i], d[i + 1], d[i + 4], d[i + 5]);
+  }
+}
+__device__ __forceinline__ void add_four(float* to, float x, float y, float z, float w) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+}
+
 // d (+)= a b, M=64, N=32, K=16; kTransA/kTransB: the operand's M (N) dimension is the contiguous one.
 template <int kTransA, int kTransB>
 __device__ __forceinline__ void wgmma_n32(float (&d)[16], uint64_t a, uint64_t b, int accumulate) {
@@ -177,6 +218,27 @@ __device__ __forceinline__ void wgmma_n256_first(float (&d)[128], uint64_t a, ui
         "=f"(d[104]), "=f"(d[105]), "=f"(d[106]), "=f"(d[107]), "=f"(d[108]), "=f"(d[109]), "=f"(d[110]), "=f"(d[111]),
         "=f"(d[112]), "=f"(d[113]), "=f"(d[114]), "=f"(d[115]), "=f"(d[116]), "=f"(d[117]), "=f"(d[118]), "=f"(d[119]),
         "=f"(d[120]), "=f"(d[121]), "=f"(d[122]), "=f"(d[123]), "=f"(d[124]), "=f"(d[125]), "=f"(d[126]), "=f"(d[127])
+      : "l"(a), "l"(b));
+}
+
+// The first product of a chain: d = a b, M=64, N=128, K=16, as above.
+__device__ __forceinline__ void wgmma_n128_first(float (&d)[64], uint64_t a, uint64_t b) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
+      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, "
+      "%60, %61, %62, %63}, "
+      "%64, %65, p, 1, 1, 0, 0;\n}\n"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
+        "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
+        "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
+        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31]),
+        "=f"(d[32]), "=f"(d[33]), "=f"(d[34]), "=f"(d[35]), "=f"(d[36]), "=f"(d[37]), "=f"(d[38]), "=f"(d[39]),
+        "=f"(d[40]), "=f"(d[41]), "=f"(d[42]), "=f"(d[43]), "=f"(d[44]), "=f"(d[45]), "=f"(d[46]), "=f"(d[47]),
+        "=f"(d[48]), "=f"(d[49]), "=f"(d[50]), "=f"(d[51]), "=f"(d[52]), "=f"(d[53]), "=f"(d[54]), "=f"(d[55]),
+        "=f"(d[56]), "=f"(d[57]), "=f"(d[58]), "=f"(d[59]), "=f"(d[60]), "=f"(d[61]), "=f"(d[62]), "=f"(d[63])
       : "l"(a), "l"(b));
 }
 

@@ -41,6 +41,7 @@ class Workspace {
   }
 #else
 #define HYSCALE_DISPATCH(op, device, cpu_call, cuda_call)          \
+  const Range hyscale_range(op);                                   \
   switch ((device).type) {                                         \
     case DeviceType::cpu: cpu_call; return;                        \
     case DeviceType::cuda: unsupported_device(op, device);         \

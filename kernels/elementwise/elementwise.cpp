@@ -16,7 +16,6 @@ Tensor as_rank3(const Tensor& t) {
 void add_cuda(const Tensor& y, const Tensor& a, const Tensor& b, Stream);
 void scale_cuda(const Tensor& x, float factor, Stream);
 void cast_cuda(const Tensor& to, const Tensor& from, Stream);
-void shift_labels_cuda(const Tensor& next, const Tensor& labels, Stream);
 
 namespace {
 
@@ -49,12 +48,6 @@ void cast_ref(const Tensor& to, const Tensor& from) {
       }
 }
 
-void shift_labels_ref(const Tensor& next, const Tensor& labels) {
-  const int64_t n = labels.size(0);
-  const int32_t* l = labels.i32();
-  for (int64_t t = 0; t < n; ++t) next.i32()[t] = l[t] < 0 || t + 1 == n ? -1 : l[t + 1];
-}
-
 void check_float(const Tensor& t) {
   HYSCALE_CHECK(t.dtype() == DType::f32 || t.dtype() == DType::bf16, "tensor is ", to_string(t));
 }
@@ -82,13 +75,6 @@ void cast(const Tensor& to, const Tensor& from, Stream stream) {
   HYSCALE_CHECK(as_rank3(to).stride(2) == 1 && as_rank3(from).stride(2) == 1, "cast of ", to_string(from), " to ", to_string(to));
   (void)stream;
   HYSCALE_DISPATCH("cast", to.device(), cast_ref(to, from), cast_cuda(to, from, stream));
-}
-
-void shift_labels(const Tensor& next, const Tensor& labels, Stream stream) {
-  check_tensor(next, "next", DType::i32, {-1});
-  check_tensor(labels, "labels", DType::i32, next.shape());
-  (void)stream;
-  HYSCALE_DISPATCH("shift_labels", next.device(), shift_labels_ref(next, labels), shift_labels_cuda(next, labels, stream));
 }
 
 }  // namespace hyscale

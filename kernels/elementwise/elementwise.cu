@@ -39,11 +39,6 @@ __global__ void cast_kernel(To* __restrict__ to, Strides to_step, const From* __
   }
 }
 
-__global__ void shift_labels_kernel(int32_t* __restrict__ next, const int32_t* __restrict__ labels, int64_t count) {
-  for (int64_t t = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; t < count; t += static_cast<int64_t>(gridDim.x) * kThreads)
-    next[t] = labels[t] < 0 || t + 1 == count ? -1 : labels[t + 1];
-}
-
 }  // namespace
 
 void add_cuda(const Tensor& y, const Tensor& a, const Tensor& b, Stream stream) {
@@ -85,13 +80,6 @@ void cast_cuda(const Tensor& to, const Tensor& from, Stream stream) {
     });
   });
   check_launch("cast");
-}
-
-void shift_labels_cuda(const Tensor& next, const Tensor& labels, Stream stream) {
-  const int64_t count = labels.size(0);
-  if (count == 0) return;
-  shift_labels_kernel<<<grid_for(count, kThreads, kMostBlocks), kThreads, 0, stream_of(stream)>>>(next.i32(), labels.i32(), count);
-  check_launch("shift_labels");
 }
 
 }  // namespace hyscale

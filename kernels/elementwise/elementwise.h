@@ -7,7 +7,6 @@ namespace hyscale {
 void add(const Tensor& y, const Tensor& a, const Tensor& b, Stream);  // y = a + b; y may be a or b; one dtype
 void scale(const Tensor& x, float factor, Stream);                    // x *= factor; f32 or bf16
 void cast(const Tensor& to, const Tensor& from, Stream);              // between f32 and bf16, or a plain copy; ranks 2 and 3 may be strided, the last dimension is dense
-void shift_labels(const Tensor& next, const Tensor& labels, Stream);  // i32 [T]: next[t] = labels[t] < 0 ? -1 : labels[t + 1]; last is -1
 
 // Any tensor as three dimensions with a dense last one, ones in front; higher ranks must be contiguous.
 Tensor as_rank3(const Tensor&);

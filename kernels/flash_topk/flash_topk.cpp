@@ -54,7 +54,7 @@ void flash_topk_update(FlashTopKState& s, const FlashTopKUpdate& u) {
 
 size_t flash_topk_update_workspace_bytes(const FlashTopKState& s, const FlashTopKUpdate& u) {
   if (u.q.dtype() == DType::f32) return flash_topk_update_ref_workspace_bytes(s, u);
-  return aligned_bytes(sizeof(int32_t)) + aligned_bytes(static_cast<size_t>(topk::num_lists(u) * topk::list_capacity(s.k)) * 8);
+  return aligned_bytes(sizeof(int32_t)) + aligned_bytes(static_cast<size_t>(topk::list_bytes(u, s.k)));
 }
 
 void flash_topk_finish(const FlashTopKState& s, const Selection& out, Stream stream) {

@@ -1,14 +1,19 @@
-// FlashTopK on Hopper. Keys are the rows and 256 (query, head) pairs the columns of a matrix product, so the head sum is in
-// the thread that holds the products plus an exchange in its quad. A producer warp feeds key tiles through TMA; two
-// warpgroups take turns on the tensor cores, one scoring while the other adds up heads and appends candidates.
+// FlashTopK on Hopper. Keys are the rows and 256 (query, head) pairs the columns of a matrix product. Four kinds of warps share
+// a persistent block, each a loop over the block's tasks (a task is the queries of 256 pairs):
 //
-// Candidates of a query lie in a list of `list_capacity(k)` entries in global memory (it stays in L2). The first tiles are
-// stored densely, by position; after that only what beats the threshold (the worst of the last selection) is appended.
-// When lists may run full, one warp per query selects (select.cuh) and the threshold rises.
+//   loader     1 warp         fetches tasks, feeds queries and key tiles through TMA
+//   scorers    2 warpgroups   take turns on the tensor cores, one multiplying while the other adds up heads; scores of 64
+//                             keys go to a slot in shared memory
+//   keepers    1 to 4 warps   append what beats a query's threshold to its list
+//   selectors  the rest of 8  cut lists to their k best (select.cuh) and raise thresholds, while scoring goes on
 //
-// The head sum has one fixed order: heads 2c, 2c+1, 8+2c, ... in lane c of a quad, then lanes (0+2)+(1+3) for 32 and 64
-// heads, (0+1) for 4. So score bits depend on the rows of q, w and keys alone.
-#include <cub/block/block_radix_sort.cuh>
+// Lists lie in global memory (they stay in L2): what the last selection kept, and a ring of what came since. A stale
+// threshold only lets too much in, so keepers wait for selectors just when a ring is full, and one task's last selection
+// runs under the next task's scoring.
+//
+// Columns are ordered so that all heads of a query lie in one thread: column 8 j + 2 c + e of lane c in a quad is head
+// 2 (j % (H/2)) + e of query 4 (j / (H/2)) + c. A score is (sum of even heads) + (sum of odd heads), each in order, so its
+// bits depend on the rows of q, w and keys alone.
 #include <cuda.h>
 
 #include "kernels/common/cuda.cuh"
@@ -28,36 +33,49 @@ using topk::Candidate;
 using topk::kColumns;
 using topk::kKeyTile;
 
-constexpr int kStages = 4;
-constexpr int kThreads = 384;
-constexpr int kSlackTiles = 8;  // lists with less room than this are selected from
+constexpr int kThreads = 512;  // warps 0: loader, then keepers, selectors to 7, 8-15: scorers
+constexpr int kRegisters = 88, kScorerRegisters = 168;  // per thread
+constexpr int kSlotKeys = kKeyTile / 2, kSlotStride = kSlotKeys + 8;  // the pad spreads a quad's four queries over the banks
+
+template <int kHeads, int kDims>
+struct Task {
+  static constexpr int kQueries = kColumns / kHeads;
+  int64_t first_query;
+  int first_tile, num_tiles;           // no more tasks: num_tiles < 0
+  int all_begin, all_end;              // keys that every query sees
+  int begin[kQueries], end[kQueries];  // visible keys, relative to the first of this update
+  int first_counts[kQueries];          // entries from earlier updates
+  alignas(16) float weights[kHeads >= 8 ? kQueries : 1][kHeads + 4];
+};
 
 template <int kHeads, int kDims>
 struct __align__(1024) Shared {
   static constexpr int kQueries = kColumns / kHeads;
+  static constexpr int kStages = kDims == 64 ? 4 : kHeads == 4 ? 2 : 3, kSlots = kHeads == 4 ? 3 : 6;
+  static constexpr int kKeepers = kQueries <= 16 ? kQueries / 4 : 4, kSelectors = 7 - kKeepers;
   bf16 q[kDims / 64][kColumns * 64];
   bf16 keys[kStages][kDims / 64][kKeyTile * 64];
-  float weights[kQueries][4][kHeads / 4];  // [query][lane of a quad][its heads]
-  float threshold[kQueries];
-  int threshold_index[kQueries];
-  int counts[kQueries], first_counts[kQueries];  // entries of each list; those from earlier updates
-  int begin[kQueries], end[kQueries];            // visible keys, relative to the first of this update
-  uint32_t histogram[8][256];
-  uint64_t ranks[8][topk::kFewRanks];
-  uint64_t full[kStages], empty[kStages], q_full;
-  int64_t first_query;
-  int task, low, high;
-  int all_begin, all_end;  // keys that every query with keys sees
+  float slots[kSlots][kQueries][kSlotStride];  // scores of 64 keys
+  Task<kHeads, kDims> tasks[2];
+  topk::Scratch scratch[kSelectors];
+  // Tasks alternate between two entries where a keeper may be a task ahead of a selector.
+  uint64_t threshold[2][kQueries];  // what scores have to beat; selectors write
+  uint64_t progress[2][kQueries];   // task number + 1, whether all has come (a bit), tail of the ring; keepers write
+  uint32_t tail[kQueries];          // entries that ever came into the ring; keepers' own
+  uint32_t head[kQueries];          // entries that ever left it; selectors write
+  uint32_t finished[kQueries];      // tasks whose list is settled; selectors write
+  uint64_t full[kStages], empty[kStages], q_full, q_empty, slot_full[kSlots], slot_empty[kSlots], task_full[2], task_empty[2];
 };
 
 struct Problem {
   const float* weights;  // [T, H] or null
   const int32_t *begin, *end;
   int64_t queries, num_keys, first_key;
-  int k, capacity;
+  int k, ring, select_at;  // entries of a ring: a power of two; entries beyond k that make a selection worthwhile
   float* state_scores;
   int32_t *state_indices, *state_counts, *nan_query;
-  Candidate* lists;  // [blocks][queries of a block][capacity]
+  Candidate* lists;  // [blocks][queries of a block][list_entries]: kept ones, ring
+  int64_t list_entries;
   int32_t* next_task;
 };
 
@@ -69,378 +87,497 @@ __device__ __forceinline__ void load_box(void* to, const CUtensorMap* map, uint6
                "r"(shared_address(barrier)), "r"(column), "r"(static_cast<int>(row))
                : "memory");
 }
+// All heads of four queries, in the order of columns.
+__device__ __forceinline__ void load_heads(void* to, const CUtensorMap* map, uint64_t* barrier, int column, int64_t query) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %5, %4, %5}], [%2];" ::"r"(shared_address(to)), "l"(map),
+               "r"(shared_address(barrier)), "r"(column), "r"(static_cast<int>(query)), "r"(0)
+               : "memory");
+}
 __device__ __forceinline__ void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+// Words of shared memory by which warps tell each other how far they are; what was written before is visible with them.
+__device__ __forceinline__ void publish(uint64_t* to, uint64_t x) { asm volatile("st.release.cta.shared.u64 [%0], %1;" ::"r"(shared_address(to)), "l"(x) : "memory"); }
+__device__ __forceinline__ void publish(uint32_t* to, uint32_t x) { asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(to)), "r"(x) : "memory"); }
+__device__ __forceinline__ uint64_t observe(const uint64_t* from) {
+  uint64_t x;
+  asm volatile("ld.acquire.cta.shared.u64 %0, [%1];" : "=l"(x) : "r"(shared_address(from)) : "memory");
+  return x;
+}
+__device__ __forceinline__ uint32_t observe(const uint32_t* from) {
+  uint32_t x;
+  asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(x) : "r"(shared_address(from)) : "memory");
+  return x;
+}
 // max(x, 0) that keeps NaN.
 __device__ __forceinline__ float relu(float x) {
   float y;
   asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
   return y;
 }
+__device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
 
-// Scores that a thread ends up with: kPerRow queries for each of its two rows.
-template <int kHeads>
-struct Layout {
-  static constexpr int kQueries = kColumns / kHeads;
-  static constexpr int kPerRow = kHeads >= 8 ? kQueries / 4 : 16;
-  static __device__ __forceinline__ int query(int quad, int i) {
-    if constexpr (kHeads >= 8) return (quad & 2 ? kQueries / 2 : 0) + (quad & 1 ? kQueries / 4 : 0) + i;
-    return 2 * (16 * (quad & 1) + i) + (quad >> 1);
+// A place in a ring of buffers and the parity of its present use.
+template <int kCount>
+struct Turn {
+  int at = 0;
+  int parity = 0;
+  __device__ __forceinline__ void advance(int by) {
+    at += by;
+    if (at >= kCount) at -= kCount, parity ^= 1;
   }
 };
 
-// Adds `send` half of values to the lane across `mask` and keeps the other half.
-template <int kCount>
-__device__ __forceinline__ void exchange(const float (&in)[kCount], float (&out)[kCount / 2], bool upper, int mask) {
-#pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) {
-    const float send = upper ? in[i] : in[i + kCount / 2], keep = upper ? in[i + kCount / 2] : in[i];
-    out[i] = keep + __shfl_xor_sync(~0u, send, mask);
-  }
-}
-
-// Head sums of one of the thread's two rows: d holds dot products, octets of columns in steps of four.
+// Hands the tasks out, longest first, and keeps the stages filled.
 template <int kHeads, int kDims, bool kWeighted>
-__device__ __forceinline__ void head_sums(const float (&d)[128], const Shared<kHeads, kDims>& s, int row, int quad, float (&scores)[Layout<kHeads>::kPerRow]) {
-  constexpr int kQueries = Layout<kHeads>::kQueries;
-  if constexpr (kHeads >= 8) {
-    float sums[kQueries], half[kQueries / 2];
-#pragma unroll
-    for (int q = 0; q < kQueries; ++q) {
-      float sum = 0;
-#pragma unroll
-      for (int j = 0; j < kHeads / 8; ++j) {
-        const int at = (q * (kHeads / 8) + j) * 4 + 2 * row;
-        const float w0 = kWeighted ? s.weights[q][quad][2 * j] : 1, w1 = kWeighted ? s.weights[q][quad][2 * j + 1] : 1;
-        sum = fmaf(relu(d[at]), w0, sum);
-        sum = fmaf(relu(d[at + 1]), w1, sum);
-      }
-      sums[q] = sum;
-    }
-    exchange(sums, half, quad & 2, 2);
-    exchange(half, scores, quad & 1, 1);
-  } else {
-    float sums[32];
-#pragma unroll
-    for (int j = 0; j < 32; ++j) {
-      sums[j] = relu(d[j * 4 + 2 * row]) + relu(d[j * 4 + 2 * row + 1]);
-    }
-    exchange(sums, scores, quad & 1, 1);
-  }
-}
-
-// Entries of earlier updates into the list; a full state brings its threshold.
-template <int kHeads, int kDims>
-__device__ __forceinline__ void load_state(Candidate* list, const Problem& p, Shared<kHeads, kDims>& s, int query, int64_t t, int lane) {
-  const int count = t < p.queries ? p.state_counts[t] : 0;
-  uint64_t worst = ~uint64_t{0};
-#pragma unroll 1
-  for (int i = lane; i < count; i += 32) {
-    const Candidate c{p.state_scores[t * p.k + i], p.state_indices[t * p.k + i]};
-    topk::store_candidate(list + i, c);
-    worst = min(worst, topk::rank_of(c));
-  }
-  worst = topk::warp_min(worst);
-  if (lane != 0) return;
-  s.counts[query] = s.first_counts[query] = count;
-  s.threshold[query] = count == p.k ? topk::score_of(worst) : -INFINITY;
-  s.threshold_index[query] = count == p.k ? topk::index_of(worst) : INT32_MAX;
-}
-
-// Cuts a list to its k best: in place, or, behind the last tile, into the state.
-template <int kHeads, int kDims>
-__device__ __forceinline__ void select(Candidate* list, const Problem& p, Shared<kHeads, kDims>& s, int query, int warp, int lane, bool last) {
-  const int count = s.counts[query];
-  if (count <= p.k && !last) return;
-  const uint64_t kth = count > p.k ? topk::kth_rank(list, count, p.k, s.histogram[warp], s.ranks[warp], lane) : 0;
-  const int64_t t = s.first_query + query;
-  if (last && t >= p.queries) return;
-  topk::for_each_best(list, count, kth, lane, [&](int at, Candidate c) {
-    if (!last) return topk::store_candidate(list + at, c);
-    p.state_scores[t * p.k + at] = c.score;
-    p.state_indices[t * p.k + at] = c.index;
-  });
-  if (lane != 0) return;
-  if (last) {
-    p.state_counts[t] = min(count, p.k);
-    return;
-  }
-  s.counts[query] = p.k;
-  s.threshold[query] = topk::score_of(kth);
-  s.threshold_index[query] = topk::index_of(kth);
-}
-
-template <int kHeads, int kDims>
-__device__ __forceinline__ int longest_list(const Shared<kHeads, kDims>& s) {
-  int most = 0;
-  for (int q = 0; q < kColumns / kHeads; ++q) most = max(most, s.counts[q]);
-  return most;
-}
-
-// What the two scoring warpgroups do with one task of queries.
-template <int kHeads, int kDims, bool kWeighted>
-class Scorer {
- public:
+struct Loader {
   using SharedMemory = Shared<kHeads, kDims>;
-  static constexpr int kQueries = kColumns / kHeads, kPerRow = Layout<kHeads>::kPerRow;
+  static constexpr int kQueries = kColumns / kHeads;
+  SharedMemory& s;
+  const Problem& p;
+  const CUtensorMap *q_map, *key_map;
 
-  __device__ Scorer(SharedMemory& s, const Problem& p) : s_(s), p_(p) {}
-
-  // tiles of the task; `stage_base` counts stages over all tasks. Returns with the lists stored as state.
-  __device__ __forceinline__ void run(int first_tile, int num_tiles, uint32_t stage_base, int q_parity) {
+  __device__ __forceinline__ void run() {
+    Turn<SharedMemory::kStages> stage;
+    const int64_t num_tasks = (p.queries + kQueries - 1) / kQueries;
+    for (uint32_t number = 0;; ++number) {
+      auto& task = s.tasks[number & 1];
+      barrier_wait(&s.task_empty[number & 1], ~(number >> 1) & 1);
+      do {
+        int64_t next = 0;
+        if (lane_id() == 0) next = atomicAdd(p.next_task, 1);
+        next = __shfl_sync(~0u, next, 0);
+        if (next >= num_tasks) {
+          if (lane_id() == 0) task.num_tiles = -1, barrier_arrive(&s.task_full[number & 1]);
+          return;
+        }
+        describe(task, (num_tasks - 1 - next) * kQueries);  // late queries see most keys: the longest tasks first
+      } while (task.num_tiles == 0);                        // the state stays as it is
+      if (lane_id() == 0) {
+        barrier_arrive(&s.task_full[number & 1]);
+        load(task, number, stage);
+      }
+      __syncwarp();
+    }
+  }
+  __device__ __forceinline__ void describe(Task<kHeads, kDims>& task, int64_t first_query) {
+    int low = INT32_MAX, high = 0, all_begin = 0, all_end = INT32_MAX;
+    for (int q = lane_id(); q < kQueries; q += 32) {
+      const int64_t t = first_query + q;
+      const bool exists = t < p.queries;
+      int begin = exists ? static_cast<int>(max(p.begin[t] - p.first_key, int64_t{0})) : 0, end = exists ? static_cast<int>(min(p.end[t] - p.first_key, p.num_keys)) : 0;
+      if (begin >= end) begin = end = 0;
+      task.begin[q] = begin;
+      task.end[q] = end;
+      task.first_counts[q] = exists ? p.state_counts[t] : 0;
+      // A query without keys: no tile is free of checks.
+      if (begin < end) low = min(low, begin), high = max(high, end);
+      all_begin = max(all_begin, begin);
+      all_end = min(all_end, end);
+    }
+    if constexpr (kWeighted)
 #pragma unroll 1
-    for (int q = warp(); q < kQueries; q += 8) load_state(list(q), p_, s_, q, s_.first_query + q, lane());
-    named_sync(3, 256);
-    const int dense_tiles = tiles_that_fit(first_tile);
-    int check_at = dense_tiles;  // tile before which lists are looked at
-    barrier_wait(&s_.q_full, q_parity);
-    if (group() == 1) named_arrive(1, 256);
-    // One look at the lists per turn that needs one, the last of them behind the last tile: the selection's code exists once.
+      for (int i = lane_id(); i < kColumns; i += 32) task.weights[i / kHeads][i % kHeads] = first_query + i / kHeads < p.queries ? p.weights[first_query * kHeads + i] : 0;
+    low = __reduce_min_sync(~0u, low);
+    high = __reduce_max_sync(~0u, high);
+    task.first_query = first_query;
+    task.first_tile = high > 0 ? low / kKeyTile : 0;
+    task.num_tiles = (high + kKeyTile - 1) / kKeyTile - task.first_tile;
+    task.all_begin = __reduce_max_sync(~0u, all_begin);
+    task.all_end = __reduce_min_sync(~0u, all_end);
+    __syncwarp();
+  }
+  // The queries' place is free only when the last task's products are done; until then the first keys are under way.
+  __device__ __forceinline__ void load(const Task<kHeads, kDims>& task, uint32_t number, Turn<SharedMemory::kStages>& stage) {
+    const int num_tiles = task.num_tiles, queries_at = min(num_tiles, SharedMemory::kStages - 1);
 #pragma unroll 1
-    for (int i = 0; i <= num_tiles; ++i) {
-      if (i == check_at || i == num_tiles) check_at = i + make_room(i == dense_tiles || (i == num_tiles && i < dense_tiles), i == num_tiles, first_tile + i);
+    for (int i = 0;; ++i) {
+      if (i == queries_at) load_queries(task.first_query, number);
       if (i == num_tiles) break;
-      float d[128];
-      score_tile(d, stage_base + i);
-      take_scores(d, (first_tile + i) * kKeyTile, i < dense_tiles);
+      barrier_wait(&s.empty[stage.at], stage.parity ^ 1);
+      barrier_expect(&s.full[stage.at], kKeyTile * kDims * 2);
+#pragma unroll
+      for (int half = 0; half < kDims / 64; ++half) load_box(s.keys[stage.at][half], key_map, &s.full[stage.at], half * 64, static_cast<int64_t>(task.first_tile + i) * kKeyTile);
+      stage.advance(1);
+    }
+  }
+  __device__ __forceinline__ void load_queries(int64_t first_query, uint32_t number) {
+    barrier_wait(&s.q_empty, ~number & 1);
+    barrier_expect(&s.q_full, kColumns * kDims * 2);
+#pragma unroll 1
+    for (int q = 0; q < kQueries; q += 4)
+#pragma unroll
+      for (int half = 0; half < kDims / 64; ++half) load_heads(s.q[half] + q * kHeads * 64, q_map, &s.q_full, half * 64, first_query + q);
+  }
+};
+
+template <int kHeads, int kDims, bool kWeighted>
+struct Scorer {
+  using SharedMemory = Shared<kHeads, kDims>;
+  static constexpr int kQueries = kColumns / kHeads, kPerRow = kQueries / 4;  // queries of a thread, for each of its two rows
+  SharedMemory& s;
+
+  __device__ __forceinline__ void run() {
+    Turn<SharedMemory::kStages> stage;
+    Turn<SharedMemory::kSlots> slot;
+    slot.at = group();
+    if (group() == 1) named_arrive(1, 256);
+#pragma unroll 1
+    for (uint32_t number = 0;; ++number) {
+      barrier_wait(&s.task_full[number & 1], number >> 1 & 1);
+      const auto& task = s.tasks[number & 1];
+      const int num_tiles = task.num_tiles;
+      if (num_tiles < 0) break;
+      barrier_wait(&s.q_full, number & 1);
+#pragma unroll 1
+      for (int i = 0; i < num_tiles; ++i) {
+        score(task, stage, slot, i == num_tiles - 1);
+        stage.advance(1);
+        slot.advance(2);
+      }
+      if (lane_id() == 0) barrier_arrive(&s.task_empty[number & 1]);
     }
     if (group() == 0) named_sync(1, 256);
   }
-
- private:
-  // Tiles that every list can store by position.
-  __device__ __forceinline__ int tiles_that_fit(int first_tile) const {
-    int fit = INT32_MAX;
-    for (int q = 0; q < kQueries; ++q) {
-      if (s_.begin[q] >= s_.end[q]) continue;
-      const int room = p_.capacity - s_.first_counts[q] + s_.begin[q];  // first key that does not fit
-      fit = min(fit, room / kKeyTile - first_tile);
-    }
-    return fit;
-  }
-  __device__ __forceinline__ void set_dense_counts(int end_tile) {
-    for (int q = threadIdx.x - 128; q < kQueries; q += 256)
-      s_.counts[q] = s_.first_counts[q] + max(0, min(s_.end[q], end_tile * kKeyTile) - s_.begin[q]);
-    named_sync(3, 256);
-  }
-  // Selects where lists may run full, or for good behind the last tile; returns the tiles until the next look.
-  __device__ __forceinline__ int make_room(bool after_dense, bool last, int tile) {
-    named_sync(3, 256);
-    if (after_dense) set_dense_counts(tile);
-    int most = longest_list(s_);
-    named_sync(3, 256);  // everyone has looked before anyone shortens a list
-    // After the dense part every full list gets its first threshold.
-    if (after_dense || last || p_.capacity - most < kSlackTiles * kKeyTile) {
-      __threadfence_block();
-#pragma unroll 1
-      for (int q = warp(); q < kQueries; q += 8) select(list(q), p_, s_, q, warp(), lane(), last);
-      named_sync(3, 256);
-      most = longest_list(s_);
-    }
-    named_sync(3, 256);  // and before anyone appends
-    return (p_.capacity - most) / kKeyTile;
-  }
-  __device__ __forceinline__ void score_tile(float (&d)[128], uint32_t stage_number) {
-    const int stage = static_cast<int>(stage_number % kStages);
-    barrier_wait(&s_.full[stage], static_cast<int>(stage_number / kStages & 1));
+  // Two halves of the columns: the first one's heads are added while the second is multiplied.
+  __device__ __forceinline__ void score(const Task<kHeads, kDims>& task, const Turn<SharedMemory::kStages>& stage, const Turn<SharedMemory::kSlots>& slot, bool last) {
+    float d[2][64], sums[kPerRow][2][2];
+    barrier_wait(&s.full[stage.at], stage.parity);
     named_sync(1 + group(), 256);  // this group's turn
     wgmma_begin();
-#pragma unroll
-    for (int step = 0; step < kDims / 16; ++step) {
-      const uint64_t a = row_descriptor(shared_address(s_.keys[stage][step / 4]) + group() * kTileBytes) + step % 4 * 2;
-      const uint64_t b = row_descriptor(shared_address(s_.q[step / 4])) + step % 4 * 2;
-      if (step == 0)
-        wgmma_n256_first(d, a, b);
-      else
-        wgmma_n256<0, 0>(d, a, b, 1);
-    }
+    multiply(d[0], stage, 0);
+    wgmma_commit();
+    multiply(d[1], stage, 1);
     wgmma_commit();
     named_arrive(1 + (1 - group()), 256);
+    wgmma_wait<1>();
+    pin(d[0]);
+    add_heads(d[0], task, 0, sums);
     wgmma_wait<0>();
-    pin(d);
-    if (threadIdx.x % 128 == 0) barrier_arrive(&s_.empty[stage]);
-  }
-  __device__ __forceinline__ void take_scores(const float (&d)[128], int first_key, bool dense) {
-    // All sums first: the products' registers are free before the branches begin.
-    float scores[2][Layout<kHeads>::kPerRow];
+    pin(d[1]);
+    if (threadIdx.x % 128 == 0) {
+      barrier_arrive(&s.empty[stage.at]);
+      if (last) barrier_arrive(&s.q_empty);
+    }
+    add_heads(d[1], task, 1, sums);
+    barrier_wait(&s.slot_empty[slot.at], slot.parity ^ 1);
+    const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) head_sums<kHeads, kDims, kWeighted>(d, s_, r, quad(), scores[r]);
-    const int key = first_key + row();
-    const bool checked = first_key < s_.all_begin || first_key + kKeyTile > s_.all_end;
-    dense ? store_dense(scores, key, checked) : store_better(scores, key, checked);
-  }
-  __device__ __forceinline__ bool visible(int q, int key) const { return key >= s_.begin[q] && key < s_.end[q]; }
-  // NaN is told and becomes a score that nothing prefers.
-  __device__ __forceinline__ bool tell_nan(int q, float score) const {
-    if (score == score) return false;
-    atomicMin(p_.nan_query, static_cast<int32_t>(s_.first_query + q));
-    return true;
-  }
-  // By position, while every list has room for all keys.
-  __device__ __forceinline__ void store_dense(const float (&scores)[2][kPerRow], int key, bool checked) {
+    for (int q = 0; q < kPerRow; ++q)
 #pragma unroll
-    for (int i = 0; i < kPerRow; ++i) {
-      const int q = Layout<kHeads>::query(quad(), i);
-      Candidate* to = list(q) + s_.first_counts[q] - s_.begin[q] + key;
+      for (int r = 0; r < 2; ++r) s.slots[slot.at][4 * q + threadIdx.x % 4][row + 8 * r] = sums[q][r][0] + sums[q][r][1] + 0.0f;  // never -0
+    __syncwarp();
+    if (lane_id() == 0) barrier_arrive(&s.slot_full[slot.at]);
+  }
+  __device__ __forceinline__ void multiply(float (&d)[64], const Turn<SharedMemory::kStages>& stage, int half) {
+#pragma unroll
+    for (int step = 0; step < kDims / 16; ++step) {
+      const uint64_t a = row_descriptor(shared_address(s.keys[stage.at][step / 4]) + group() * kTileBytes) + step % 4 * 2;
+      const uint64_t b = row_descriptor(shared_address(s.q[step / 4]) + half * 2 * kTileBytes) + step % 4 * 2;
+      if (step == 0)
+        wgmma_n128_first(d, a, b);
+      else
+        wgmma_n128<0, 0>(d, a, b, 1);
+    }
+  }
+  // d: a thread's products of its two rows with half of the columns, pairs of heads by row.
+  __device__ __forceinline__ void add_heads(const float (&d)[64], const Task<kHeads, kDims>& task, int half, float (&sums)[kPerRow][2][2]) {
+#pragma unroll
+    for (int i = 0; i < 32; i += 4) {
+      const int q = (half * 32 + i) / kHeads, h = (half * 32 + i) % kHeads;
+      float4 w = make_float4(1, 1, 1, 1);
+      if constexpr (kWeighted) w = *reinterpret_cast<const float4*>(&task.weights[4 * q + threadIdx.x % 4][h]);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        if (checked && !visible(q, key + 8 * r)) continue;
-        const float score = tell_nan(q, scores[r][i]) ? -INFINITY : scores[r][i];
-        topk::store_candidate(to + 8 * r, {score + 0.0f, static_cast<int32_t>(p_.first_key) + key + 8 * r});
+        auto& sum = sums[q][r];
+        const int at = i * 2 + 2 * r;
+        sum[0] = h == 0 ? relu(d[at]) * w.x : fmaf(relu(d[at]), w.x, sum[0]);
+        sum[1] = h == 0 ? relu(d[at + 1]) * w.y : fmaf(relu(d[at + 1]), w.y, sum[1]);
+        sum[0] = fmaf(relu(d[at + 4]), w.z, sum[0]);
+        sum[1] = fmaf(relu(d[at + 5]), w.w, sum[1]);
       }
     }
   }
-  // What beats the threshold. The two rows of a query take their places with one addition, and the additions of several
-  // queries are under way together: one after the other they would outlast the tensor cores.
-  __device__ __forceinline__ void store_better(const float (&scores)[2][kPerRow], int key, bool checked) {
-    constexpr int kTogether = kPerRow < 4 ? kPerRow : 4;
-    float thresholds[kPerRow];
-#pragma unroll
-    for (int i = 0; i < kPerRow; ++i) thresholds[i] = s_.threshold[Layout<kHeads>::query(quad(), i)];
-#pragma unroll
-    for (int first = 0; first < kPerRow; first += kTogether) {
-      bool take[kTogether][2], any = false;
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i)
-#pragma unroll
-        for (int r = 0; r < 2; ++r) any |= take[i][r] = !(scores[r][first + i] < thresholds[first + i]);
-      if (!any) continue;
-      int places[kTogether];
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int q = Layout<kHeads>::query(quad(), first + i);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          if (!take[i][r]) continue;
-          const float score = scores[r][first + i];
-          // Ties go to the lower index.
-          take[i][r] = (!checked || visible(q, key + 8 * r)) && !tell_nan(q, score) &&
-                       (score > thresholds[first + i] || static_cast<int32_t>(p_.first_key) + key + 8 * r < s_.threshold_index[q]);
-        }
-        const int count = take[i][0] + take[i][1];
-        places[i] = count > 0 ? atomicAdd(&s_.counts[q], count) : 0;
-      }
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        Candidate* to = list(Layout<kHeads>::query(quad(), first + i)) + places[i];
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-          if (take[i][r]) topk::store_candidate(to + (r == 1 && take[i][0]), {scores[r][first + i] + 0.0f, static_cast<int32_t>(p_.first_key) + key + 8 * r});
-      }
-    }
-  }
-  // Places of a thread are computed where they are used: the products leave few registers for what would be kept.
-  static __device__ __forceinline__ int group() { return threadIdx.x / 128 - 1; }
-  static __device__ __forceinline__ int warp() { return threadIdx.x / 32 - 4; }
-  static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
-  static __device__ __forceinline__ int quad() { return threadIdx.x % 4; }
-  static __device__ __forceinline__ int row() { return (threadIdx.x - 128) / 32 * 16 + threadIdx.x % 32 / 4; }
-  __device__ __forceinline__ Candidate* list(int q) const { return p_.lists + (static_cast<int64_t>(blockIdx.x) * kQueries + q) * p_.capacity; }
-
-  SharedMemory& s_;
-  const Problem& p_;
+  static __device__ __forceinline__ int group() { return threadIdx.x / 128 - 2; }
 };
 
-// Visible ranges and weights of a task's queries. All threads; ends with a barrier of the block.
-template <int kHeads, int kDims, bool kWeighted>
-__device__ void load_queries(Shared<kHeads, kDims>& s, const Problem& p, int64_t first_query) {
-  constexpr int kQueries = kColumns / kHeads;
-  if (threadIdx.x == 0) s.low = s.all_end = INT32_MAX, s.high = s.all_begin = 0, s.first_query = first_query;
-  __syncthreads();
-  for (int q = threadIdx.x; q < kQueries; q += kThreads) {
-    const int64_t t = first_query + q;
-    const int64_t begin = t < p.queries ? max(p.begin[t] - p.first_key, int64_t{0}) : 0, end = t < p.queries ? min(p.end[t] - p.first_key, p.num_keys) : 0;
-    s.begin[q] = static_cast<int>(begin < end ? begin : 0);
-    s.end[q] = static_cast<int>(begin < end ? end : 0);
-    if (begin < end) {
-      atomicMin(&s.low, static_cast<int>(begin));
-      atomicMax(&s.high, static_cast<int>(end));
-      atomicMax(&s.all_begin, static_cast<int>(begin));
-      atomicMin(&s.all_end, static_cast<int>(end));
-    } else {
-      atomicMin(&s.all_end, 0);  // a query without keys: no tile is free of checks
+// Appends what beats the threshold. Eight lanes look at one query's scores, eight each.
+template <int kHeads, int kDims>
+struct Keeper {
+  using SharedMemory = Shared<kHeads, kDims>;
+  static constexpr int kQueries = kColumns / kHeads, kKeepers = SharedMemory::kKeepers;
+  static constexpr int kTogether = kQueries > 16 ? 2 : 1;  // fours of queries in one go: one alone is a chain of latencies
+  static_assert(kQueries % (4 * kKeepers * kTogether) == 0 && kQueries / kKeepers <= 32);
+  SharedMemory& s;
+  const Problem& p;
+
+  __device__ __forceinline__ void run() {
+    Turn<SharedMemory::kSlots> slot;
+#pragma unroll 1
+    for (uint32_t number = 0;; ++number) {
+      barrier_wait(&s.task_full[number & 1], number >> 1 & 1);
+      const auto& task = s.tasks[number & 1];
+      if (task.num_tiles < 0) return;
+      // The entries that alternate are free when the list of two tasks ago is settled.
+      if (owns_query())
+        while (observe(&s.finished[own_query()]) + 1 < number) __nanosleep(100);
+      tell_progress(number, false);
+      const int first_key = task.first_tile * kKeyTile, keys = task.num_tiles * kKeyTile;
+#pragma unroll 1
+      for (int at = 0; at < keys; at += kSlotKeys) {
+        barrier_wait(&s.slot_full[slot.at], slot.parity);
+        const int key = first_key + at;
+        const bool checked = key < task.all_begin || key + kSlotKeys > task.all_end;
+#pragma unroll 1
+        for (int q = 4 * warp(); q < kQueries; q += 4 * kKeepers * kTogether) append(task, number, s.slots[slot.at], q + lane_id() / 8, key, checked);
+        __syncwarp();
+        if (lane_id() == 0) barrier_arrive(&s.slot_empty[slot.at]);
+        slot.advance(1);
+        if (at % (4 * kKeyTile) == 0) tell_progress(number, false);
+      }
+      tell_progress(number, true);
+      if (lane_id() == 0) barrier_arrive(&s.task_empty[number & 1]);
     }
   }
-  if constexpr (kWeighted)
-    for (int i = threadIdx.x; i < kColumns; i += kThreads) {
-      const int q = i / kHeads, h = i % kHeads;
-      const int64_t t = first_query + q;
-      s.weights[q][h % 8 / 2][h / 8 * 2 + h % 2] = t < p.queries ? p.weights[t * kHeads + h] : 0;
+  // Query of this lane where lanes stand for the queries of the warp.
+  static __device__ __forceinline__ bool owns_query() { return lane_id() < kQueries / kKeepers; }
+  static __device__ __forceinline__ int own_query() { return (warp() + lane_id() / 4 * kKeepers) * 4 + lane_id() % 4; }
+  __device__ __forceinline__ void tell_progress(uint32_t number, bool complete) {
+    __syncwarp();
+    if (owns_query()) publish(&s.progress[number & 1][own_query()], uint64_t{number + 1} << 33 | uint64_t{complete} << 32 | s.tail[own_query()]);
+    __syncwarp();
+  }
+  __device__ __forceinline__ void append(const Task<kHeads, kDims>& task, uint32_t number, float (&slot)[kQueries][kSlotStride], int first_query, int first_key, bool checked) {
+    constexpr int kStep = 4 * kKeepers;
+    float mine[kTogether][8];
+    float least[kTogether];
+    uint32_t take[kTogether] = {};
+    bool some = false, odd = checked;
+#pragma unroll
+    for (int g = 0; g < kTogether; ++g) {
+      const int q = first_query + g * kStep;
+      load_scores(mine[g], slot[q]);
+      least[g] = topk::threshold_score(threshold_of(number, q));
+      odd |= full(q);
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        if (!(mine[g][j] < least[g])) take[g] |= 1u << j;
+      some |= take[g] != 0;
     }
-  __syncthreads();
-}
+    if (!__any_sync(~0u, some)) return;
+#pragma unroll
+    for (int g = 0; g < kTogether; ++g) {
+      uint32_t above = 0;
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        if (mine[g][j] > least[g]) above |= 1u << j;
+      odd |= above != take[g];
+    }
+    if (__any_sync(~0u, odd))
+#pragma unroll
+      for (int g = 0; g < kTogether; ++g) {
+        const int q = first_query + g * kStep;
+        take[g] = look_closer(task, slot[q], q, first_key, take[g], threshold_of(number, q));
+        load_scores(mine[g], slot[q]);
+        make_room(number, q);
+      }
+#pragma unroll
+    for (int g = 0; g < kTogether; ++g) {
+      const int q = first_query + g * kStep;
+      uint32_t at = take_places(&s.tail[q], take[g]);
+      Candidate* ring = p.lists + (static_cast<int64_t>(blockIdx.x) * kQueries + q + 1) * p.list_entries - p.ring;
+      asm("" : "+l"(ring));  // else the sum is taken apart, and each address takes four instructions
+      const int32_t index = static_cast<int32_t>(p.first_key) + first_key + key_of(1);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        store_if(take[g] & 1u << j, ring + (at & static_cast<uint32_t>(p.ring - 1)), mine[g][j], index + (j & 3) + (j & 4) * 8);
+        at += take[g] >> j & 1;
+      }
+    }
+    __syncwarp();
+  }
+  // A place for every bit. Predicates here and below, since branches of few lanes cost more than what they skip.
+  static __device__ __forceinline__ uint32_t take_places(uint32_t* tail, uint32_t take) {
+    uint32_t first = 0;
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p atom.shared.add.u32 %0, [%1], %3;\n}" : "+r"(first) : "r"(shared_address(tail)), "r"(take), "r"(__popc(take)) : "memory");
+    return first;
+  }
+  static __device__ __forceinline__ void store_if(uint32_t condition, Candidate* to, float score, int32_t index) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.cg.v2.b32 [%1], {%2, %3};\n}" ::"r"(condition), "l"(to), "f"(score), "r"(index) : "memory");
+  }
+  // This lane's eight keys: four at 4 * (lane % 8), four 32 keys on.
+  static __device__ __forceinline__ void load_scores(float (&mine)[8], const float* scores) {
+    const float4 low = *reinterpret_cast<const float4*>(scores + key_of(1)), high = *reinterpret_cast<const float4*>(scores + key_of(16));
+    mine[0] = low.x, mine[1] = low.y, mine[2] = low.z, mine[3] = low.w;
+    mine[4] = high.x, mine[5] = high.y, mine[6] = high.z, mine[7] = high.w;
+  }
+  // The key, within the slot, of the lowest bit.
+  static __device__ __forceinline__ int key_of(uint32_t take) {
+    const int j = __ffs(take) - 1;
+    return lane_id() % 8 * 4 + (j & 3) + (j & 4) * 8;
+  }
+  // Keys out of sight are left out; equals of the threshold go by their index; NaN is told and becomes a score that nothing
+  // prefers.
+  __device__ __forceinline__ uint32_t look_closer(const Task<kHeads, kDims>& task, float* scores, int q, int first_key, uint32_t take, uint64_t threshold) {
+    uint32_t rest = 0;
+    for (; take != 0; take &= take - 1) {
+      const int key = key_of(take);
+      float score = scores[key];
+      if (first_key + key < task.begin[q] || first_key + key >= task.end[q]) continue;
+      if (score != score) {
+        atomicMin(p.nan_query, static_cast<int32_t>(task.first_query + q));
+        scores[key] = score = -INFINITY;
+      }
+      const float least = topk::threshold_score(threshold);
+      if (score > least || (score == least && static_cast<int32_t>(p.first_key) + first_key + key < topk::threshold_index(threshold))) rest |= take & -take;
+    }
+    __syncwarp();
+    return rest;
+  }
+  // Waits until the lists of four queries can take all keys of a slot.
+  __device__ __forceinline__ void make_room(uint32_t number, int q) {
+    if (!__any_sync(~0u, full(q))) return;
+    tell_progress(number, false);
+    while (__any_sync(~0u, full(q))) __nanosleep(100);
+  }
+  // A selector publishes the head after its last look at what lies before it.
+  __device__ __forceinline__ bool full(int q) const { return static_cast<uint32_t>(p.ring) - (s.tail[q] - *const_cast<const volatile uint32_t*>(&s.head[q])) < kSlotKeys; }
+  __device__ __forceinline__ uint64_t threshold_of(uint32_t number, int q) const { return *const_cast<const volatile uint64_t*>(&s.threshold[number & 1][q]); }
+  static __device__ __forceinline__ int warp() { return threadIdx.x / 32 - 1; }
+};
+
+// Cuts lists to their k best. Lanes stand for the queries of the warp.
+template <int kHeads, int kDims>
+struct Selector {
+  using SharedMemory = Shared<kHeads, kDims>;
+  static constexpr int kQueries = kColumns / kHeads, kSelectors = SharedMemory::kSelectors;
+  SharedMemory& s;
+  const Problem& p;
+
+  __device__ __forceinline__ void run() {
+    static_assert(kQueries <= 32 * kSelectors);
+    const int q = warp() + kSelectors * lane_id();
+    uint32_t head = 0;  // of this lane's ring
+#pragma unroll 1
+    for (uint32_t number = 0;; ++number) {
+      barrier_wait(&s.task_full[number & 1], number >> 1 & 1);
+      const auto& task = s.tasks[number & 1];
+      if (task.num_tiles < 0) return;
+      bool settled = q >= kQueries;
+      int kept = settled ? 0 : task.first_counts[q];
+      for (uint32_t some = __ballot_sync(~0u, kept > 0); some != 0; some &= some - 1) {
+        const int lane = __ffs(some) - 1;
+        load_state(warp() + kSelectors * lane, task.first_query, number, __shfl_sync(~0u, kept, lane));
+      }
+#pragma unroll 1
+      while (!__all_sync(~0u, settled)) {
+        const uint64_t progress = settled ? 0 : observe(&s.progress[number & 1][q]);
+        const bool known = !settled && progress >> 33 == number + 1, complete = known && (progress >> 32 & 1);
+        const int waiting = known ? static_cast<int>(static_cast<uint32_t>(progress) - head) : 0;
+        // What is complete comes first: its task holds up another.
+        const int urgency = complete ? INT32_MAX : kept + waiting >= p.k + p.select_at ? waiting : 0, most = __reduce_max_sync(~0u, urgency);
+        if (most == 0) {
+          __nanosleep(500);
+          continue;
+        }
+        const int lane = __ffs(__ballot_sync(~0u, urgency == most)) - 1;
+        const int now_kept = select(warp() + kSelectors * lane, task.first_query, number, __shfl_sync(~0u, kept, lane), __shfl_sync(~0u, head, lane), __shfl_sync(~0u, waiting, lane),
+                                    most == INT32_MAX);
+        if (lane_id() == lane) {
+          kept = now_kept;
+          head += waiting;
+          publish(&s.head[q], head);
+          if (complete) {
+            settled = true;
+            s.threshold[number & 1][q] = topk::kNoThreshold;
+            publish(&s.finished[q], number + 1);
+          }
+        }
+        __syncwarp();
+      }
+      if (lane_id() == 0) barrier_arrive(&s.task_empty[number & 1]);
+    }
+  }
+  __device__ __forceinline__ topk::List list_of(int q, int kept, uint32_t head, int waiting) const {
+    Candidate* list = p.lists + (static_cast<int64_t>(blockIdx.x) * kQueries + q) * p.list_entries;
+    return {list, kept, list + p.list_entries - p.ring, static_cast<uint32_t>(p.ring - 1), head, waiting};
+  }
+  __device__ __forceinline__ void tell(int q, uint32_t number, uint64_t threshold) {
+    if (lane_id() == 0) *const_cast<volatile uint64_t*>(&s.threshold[number & 1][q]) = threshold;
+  }
+  // Entries of earlier updates; a full state brings its threshold.
+  __device__ __forceinline__ void load_state(int q, int64_t first_query, uint32_t number, int count) {
+    const int64_t at = (first_query + q) * p.k;
+    Candidate* to = list_of(q, 0, 0, 0).kept;
+    uint64_t worst = ~uint64_t{0};
+#pragma unroll 4
+    for (int i = lane_id(); i < count; i += 32) {
+      const Candidate c{p.state_scores[at + i], p.state_indices[at + i]};
+      topk::store_candidate(to + i, c);
+      worst = min(worst, topk::rank_of(c));
+    }
+    worst = topk::warp_min(worst);
+    if (count == p.k) tell(q, number, topk::make_threshold(topk::score_of(worst), topk::index_of(worst)));
+    __syncwarp();
+  }
+  // Returns the entries kept; the last selection of a task leaves them in the state.
+  __device__ __forceinline__ int select(int q, int64_t first_query, uint32_t number, int kept, uint32_t head, int waiting, bool last) {
+    const topk::List list = list_of(q, kept, head, waiting);
+    if (kept + waiting > p.k)
+      kept = topk::keep_best(list, p.k, last, s.threshold[number & 1][q], s.scratch[warp()], lane_id(), [&](uint64_t threshold) { tell(q, number, threshold); });
+    else if (waiting > 0)
+      kept = topk::keep(list, s.scratch[warp()], lane_id(), [](Candidate) { return true; }, [](Candidate) { return false; }, [](Candidate) {});
+    const int64_t t = first_query + q;
+    if (!last || t >= p.queries) return kept;
+    const topk::List best{list.kept, kept, list.ring, list.mask, 0, 0};
+    best.for_each_chunk(s.scratch[warp()], lane_id(), [&](const Candidate(&c)[topk::kEach], uint32_t valid, int first) {
+#pragma unroll
+      for (int j = 0; j < topk::kEach; ++j)
+        if (valid >> j & 1) {
+          const int64_t at = t * p.k + first + topk::List::place(j, lane_id());
+          p.state_scores[at] = c[j].score;
+          p.state_indices[at] = c[j].index;
+        }
+    });
+    if (lane_id() == 0) p.state_counts[t] = kept;
+    __syncwarp();
+    return kept;
+  }
+  static __device__ __forceinline__ int warp() { return threadIdx.x / 32 - 1 - SharedMemory::kKeepers; }
+};
 
 template <int kHeads, int kDims, bool kWeighted>
 __global__ void __launch_bounds__(kThreads, 1) flash_topk_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap key_map, const __grid_constant__ Problem p) {
-  constexpr int kQueries = kColumns / kHeads;
+  using SharedMemory = Shared<kHeads, kDims>;
   extern __shared__ __align__(1024) char raw[];
-  auto& s = *reinterpret_cast<Shared<kHeads, kDims>*>(raw);
+  auto& s = *reinterpret_cast<SharedMemory*>(raw);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 2);
+    for (int i = 0; i < SharedMemory::kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 2);
+    for (int i = 0; i < SharedMemory::kSlots; ++i) barrier_init(&s.slot_full[i], 4), barrier_init(&s.slot_empty[i], SharedMemory::kKeepers);
+    for (int i = 0; i < 2; ++i) barrier_init(&s.task_full[i], 1), barrier_init(&s.task_empty[i], 15);
     barrier_init(&s.q_full, 1);
+    barrier_init(&s.q_empty, 2);
     fence_to_async();
   }
-  uint32_t stage_base = 0;  // tiles of all tasks so far; only its remainders matter, so it may wrap
-  int q_parity = 0;
-  while (true) {
-    if (threadIdx.x == 0) s.task = atomicAdd(p.next_task, 1);
-    __syncthreads();
-    const int64_t tasks = (p.queries + kQueries - 1) / kQueries;
-    if (s.task >= tasks) break;
-    load_queries<kHeads, kDims, kWeighted>(s, p, (tasks - 1 - s.task) * kQueries);  // late queries see most keys: the longest tasks first
-    const int first_tile = s.low / kKeyTile, num_tiles = s.high > 0 ? (s.high + kKeyTile - 1) / kKeyTile - first_tile : 0;
-    if (num_tiles == 0) continue;  // the state stays as it is
-    if (threadIdx.x < 128) {
-      asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-      if (threadIdx.x == 0) {
-        barrier_expect(&s.q_full, kColumns * kDims * 2);
-        for (int half = 0; half < kDims / 64; ++half) load_box(s.q[half], &q_map, &s.q_full, half * 64, s.first_query * kHeads);
-        for (int i = 0; i < num_tiles; ++i) {
-          const uint32_t number = stage_base + i;
-          const int stage = static_cast<int>(number % kStages);
-          if (number >= kStages) barrier_wait(&s.empty[stage], static_cast<int>((number / kStages - 1) & 1));
-          barrier_expect(&s.full[stage], kKeyTile * kDims * 2);
-          for (int half = 0; half < kDims / 64; ++half) load_box(s.keys[stage][half], &key_map, &s.full[stage], half * 64, static_cast<int64_t>(first_tile + i) * kKeyTile);
-        }
-      }
-    } else {
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-      Scorer<kHeads, kDims, kWeighted>(s, p).run(first_tile, num_tiles, stage_base, q_parity);
-    }
-    stage_base += static_cast<uint32_t>(num_tiles);
-    q_parity ^= 1;
-    __syncthreads();
+  for (int q = threadIdx.x; q < SharedMemory::kQueries; q += kThreads) {
+    s.threshold[0][q] = s.threshold[1][q] = topk::kNoThreshold;
+    s.progress[0][q] = s.progress[1][q] = 0;
+    s.tail[q] = s.head[q] = s.finished[q] = 0;
+  }
+  __syncthreads();
+  if (threadIdx.x < 256) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+    if (threadIdx.x < 32)
+      Loader<kHeads, kDims, kWeighted>{s, p, &q_map, &key_map}.run();
+    else if (threadIdx.x < 32 + 32 * SharedMemory::kKeepers)
+      Keeper<kHeads, kDims>{s, p}.run();
+    else
+      Selector<kHeads, kDims>{s, p}.run();
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kScorerRegisters));
+    Scorer<kHeads, kDims, kWeighted>{s}.run();
   }
 }
 
-__global__ void begin_kernel(int32_t* counts, int64_t queries, int32_t* nan_query) {
-  for (int64_t t = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; t < queries; t += static_cast<int64_t>(gridDim.x) * blockDim.x) counts[t] = 0;
-  if (blockIdx.x == 0 && threadIdx.x == 0) *nan_query = static_cast<int32_t>(queries);
-}
-
-// Sorts the indices of one query; what is beyond its count becomes -1.
-template <int kThreadsPerQuery, int kItems>
-__global__ void __launch_bounds__(kThreadsPerQuery) finish_kernel(const int32_t* __restrict__ indices, const int32_t* __restrict__ counts, int32_t* __restrict__ out,
-                                                                  int32_t* __restrict__ out_counts, int k) {
-  using Sort = cub::BlockRadixSort<uint32_t, kThreadsPerQuery, kItems>;
-  __shared__ typename Sort::TempStorage storage;
-  const int64_t t = blockIdx.x;
-  const int count = counts[t];
-  uint32_t items[kItems];
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const int at = threadIdx.x * kItems + i;
-    items[i] = at < count ? static_cast<uint32_t>(indices[t * k + at]) : ~0u;  // the last after sorting, and -1
-  }
-  Sort(storage).SortBlockedToStriped(items);
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const int at = i * kThreadsPerQuery + threadIdx.x;
-    if (at < k) out[t * k + at] = static_cast<int32_t>(items[i]);
-  }
-  if (threadIdx.x == 0) out_counts[t] = count;
-}
-
-CUtensorMap make_map(const void* base, int64_t rows, int64_t row_bytes, int dims, int box_rows) {
+CUtensorMap make_map(const void* base, int rank, const cuuint64_t* sizes, const cuuint64_t* byte_steps, const cuuint32_t* box) {
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult result;
@@ -448,12 +585,23 @@ CUtensorMap make_map(const void* base, int64_t rows, int64_t row_bytes, int dims
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
   CUtensorMap map;
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(dims), static_cast<cuuint64_t>(rows)}, steps[1] = {static_cast<cuuint64_t>(row_bytes)};
-  const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(box_rows)}, unit[2] = {1, 1};
-  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(base), sizes, steps, box, unit, CU_TENSOR_MAP_INTERLEAVE_NONE,
+  const cuuint32_t unit[4] = {1, 1, 1, 1};
+  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<cuuint32_t>(rank), const_cast<void*>(base), sizes, byte_steps, box, unit, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  HYSCALE_CHECK(result == CUDA_SUCCESS, "tensor map of ", rows, " rows of ", row_bytes, " bytes at ", base, ": error ", static_cast<int>(result));
+  HYSCALE_CHECK(result == CUDA_SUCCESS, "tensor map at ", base, ": error ", static_cast<int>(result));
   return map;
+}
+CUtensorMap map_of_keys(const Tensor& keys) {
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(keys.size(1)), static_cast<cuuint64_t>(keys.size(0))}, steps[] = {static_cast<cuuint64_t>(keys.stride(0) * 2)};
+  const cuuint32_t box[] = {64, kKeyTile};
+  return make_map(keys.raw(), 2, sizes, steps, box);
+}
+// Boxes of four queries: dimensions, odd or even head, query, pair of heads.
+CUtensorMap map_of_queries(const Tensor& q) {
+  const auto queries = static_cast<cuuint64_t>(q.size(0)), heads = static_cast<cuuint64_t>(q.size(1)), dims = static_cast<cuuint64_t>(q.size(2));
+  const cuuint64_t sizes[] = {dims, 2, queries, heads / 2}, steps[] = {dims * 2, heads * dims * 2, dims * 4};
+  const cuuint32_t box[] = {64, 2, 4, static_cast<cuuint32_t>(heads / 2)};
+  return make_map(q.raw(), 4, sizes, steps, box);
 }
 
 int num_blocks() {
@@ -468,9 +616,9 @@ void launch(const FlashTopKUpdate& u, Problem p) {
   using SharedMemory = Shared<kHeads, kDims>;
   const auto kernel = flash_topk_kernel<kHeads, kDims, kWeighted>;
   constexpr int kBytes = sizeof(SharedMemory);
+  static_assert(kBytes <= 232448);
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "flash_topk");
-  const CUtensorMap q_map = make_map(u.q.raw(), p.queries * kHeads, kDims * 2, kDims, kColumns);
-  const CUtensorMap key_map = make_map(u.keys.raw(), p.num_keys, u.keys.stride(0) * 2, kDims, kKeyTile);
+  const CUtensorMap q_map = map_of_queries(u.q), key_map = map_of_keys(u.keys);
   const int64_t tasks = (p.queries + kColumns / kHeads - 1) / (kColumns / kHeads);
   kernel<<<static_cast<unsigned>(std::min<int64_t>(num_blocks(), tasks)), kThreads, kBytes, stream_of(u.stream)>>>(q_map, key_map, p);
   check_launch("flash_topk");
@@ -497,13 +645,6 @@ void launch_shape(const FlashTopKUpdate& u, const Problem& p) {
 
 }  // namespace
 
-void flash_topk_begin_cuda(FlashTopKState& s, Stream stream) {
-  HYSCALE_CHECK(s.k <= 4096, "k is ", s.k, ", at most 4096 on CUDA");
-  const int64_t queries = s.counts.size(0);
-  begin_kernel<<<grid_for(queries, 256), 256, 0, stream_of(stream)>>>(s.counts.i32(), queries, s.nan_query.i32());
-  check_launch("flash_topk begin");
-}
-
 void flash_topk_update_cuda(FlashTopKState& s, const FlashTopKUpdate& u) {
   HYSCALE_CHECK(u.q.dtype() == DType::bf16, "q is ", to_string(u.q), "; expected bf16");
   HYSCALE_CHECK(s.k <= 4096, "k is ", s.k, ", at most 4096 on CUDA");
@@ -516,33 +657,20 @@ void flash_topk_update_cuda(FlashTopKState& s, const FlashTopKUpdate& u) {
   p.num_keys = u.keys.size(0);
   p.first_key = u.first_key;
   p.k = static_cast<int>(s.k);
-  p.capacity = topk::list_capacity(s.k);
+  p.ring = topk::ring_entries(s.k);
+  p.list_entries = topk::list_entries(s.k);
+  p.select_at = topk::select_at(s.k);
   p.state_scores = s.scores.f32();
   p.state_indices = s.indices.i32();
   p.state_counts = s.counts.i32();
   p.nan_query = s.nan_query.i32();
   p.next_task = workspace.take<int32_t>(1);
-  p.lists = workspace.take<Candidate>(topk::num_lists(u) * p.capacity);
+  p.lists = workspace.take<Candidate>(topk::list_bytes(u, s.k) / int64_t{sizeof(Candidate)});
   if (!topk::has_tensor_core_form(u)) return flash_topk_update_plain_cuda(s, u, p.lists);
   HYSCALE_CHECK(u.keys.stride(0) % 8 == 0 && reinterpret_cast<uintptr_t>(u.keys.raw()) % 16 == 0, "keys ", to_string(u.keys), " with rows of ", u.keys.stride(0),
                 " elements: rows start at multiples of 16 bytes");
   check_cuda(cudaMemsetAsync(p.next_task, 0, sizeof(int32_t), stream_of(u.stream)), "flash_topk");
   launch_shape(u, p);
-}
-
-void flash_topk_finish_cuda(const FlashTopKState& s, const Selection& out, Stream stream) {
-  const int64_t queries = s.counts.size(0);
-  const int k = static_cast<int>(s.k);
-  if (queries == 0) return;
-  const auto launch_sort = [&](auto kernel, int threads) {
-    kernel<<<static_cast<unsigned>(queries), threads, 0, stream_of(stream)>>>(s.indices.i32(), s.counts.i32(), out.indices.i32(), out.counts.i32(), k);
-  };
-  if (k <= 256) launch_sort(finish_kernel<64, 4>, 64);
-  else if (k <= 512) launch_sort(finish_kernel<64, 8>, 64);
-  else if (k <= 1024) launch_sort(finish_kernel<128, 8>, 128);
-  else if (k <= 2048) launch_sort(finish_kernel<128, 16>, 128);
-  else launch_sort(finish_kernel<256, 16>, 256);
-  check_launch("flash_topk finish");
 }
 
 }  // namespace hyscale

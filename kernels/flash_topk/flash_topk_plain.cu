@@ -33,10 +33,9 @@ __device__ float score_key(const Plain& p, const float* q, const float* weights,
 
 __global__ void __launch_bounds__(kThreads) plain_kernel(const Plain p) {
   extern __shared__ float shared[];
-  __shared__ uint32_t histogram[256];
-  __shared__ uint64_t ranks[topk::kFewRanks];
+  __shared__ topk::Scratch scratch;
   __shared__ int count;
-  __shared__ uint64_t worst;  // rank that a candidate must beat
+  __shared__ uint64_t worst;  // what a candidate must beat
   float *q = shared, *weights = p.weights ? shared + p.heads * p.dims : nullptr;
   Candidate* list = p.lists + static_cast<int64_t>(blockIdx.x) * p.capacity;
   const int lane = threadIdx.x % 32;
@@ -46,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) plain_kernel(const Plain p) {
     if (weights)
       for (int h = threadIdx.x; h < p.heads; h += kThreads) weights[h] = p.weights[t * p.heads + h];
     for (int i = threadIdx.x; i < p.state_counts[t]; i += kThreads) topk::store_candidate(list + i, {p.state_scores[t * p.k + i], p.state_indices[t * p.k + i]});
-    if (threadIdx.x == 0) count = p.state_counts[t], worst = 0;
+    if (threadIdx.x == 0) count = p.state_counts[t], worst = topk::kNoThreshold;
     __syncthreads();
     const int64_t first = max(p.begin[t] - p.first_key, int64_t{0}), last = min(p.end[t] - p.first_key, p.num_keys);
     for (int64_t tile = first; tile < last || tile == first; tile += kThreads) {
@@ -56,7 +55,7 @@ __global__ void __launch_bounds__(kThreads) plain_kernel(const Plain p) {
         const Candidate c{score, static_cast<int32_t>(p.first_key + s)};
         if (score != score)
           atomicMin(p.nan_query, static_cast<int32_t>(t));
-        else if (topk::rank_of(c) > worst)
+        else if (score > topk::threshold_score(worst) || (score == topk::threshold_score(worst) && c.index < topk::threshold_index(worst)))
           topk::store_candidate(list + atomicAdd(&count, 1), c);
       }
       __threadfence_block();
@@ -64,9 +63,9 @@ __global__ void __launch_bounds__(kThreads) plain_kernel(const Plain p) {
       const bool full = count + kThreads > p.capacity || (tile + kThreads >= last && count > p.k);
       __syncthreads();
       if (full && threadIdx.x < 32) {
-        const uint64_t kth = topk::kth_rank(list, count, p.k, histogram, ranks, lane);
-        topk::for_each_best(list, count, kth, lane, [&](int at, Candidate c) { topk::store_candidate(list + at, c); });
-        if (lane == 0) count = p.k, worst = kth;
+        uint64_t threshold = worst;
+        topk::keep_best({list, count, list, 0, 0, 0}, p.k, true, threshold, scratch, lane, [&](uint64_t raised) { threshold = raised; });
+        if (lane == 0) count = p.k, worst = threshold;
       }
       __syncthreads();
     }
@@ -95,7 +94,7 @@ void flash_topk_update_plain_cuda(FlashTopKState& s, const FlashTopKUpdate& u, v
   p.heads = static_cast<int>(u.q.size(1));
   p.dims = static_cast<int>(u.q.size(2));
   p.k = static_cast<int>(s.k);
-  p.capacity = topk::list_capacity(s.k);
+  p.capacity = static_cast<int>(topk::list_entries(s.k));
   p.state_scores = s.scores.f32();
   p.state_indices = s.indices.i32();
   p.state_counts = s.counts.i32();

@@ -1,5 +1,7 @@
 #include "kernels/gemm/gemm.h"
 
+#include "core/memory.h"
+
 #include <cblas.h>
 #include <omp.h>
 

@@ -1,7 +1,7 @@
-// Grouped products with tensor cores (mma.sync): a block finds its expert from the offsets on the device, so no count ever
+// Grouped products with tensor cores (mma.sync), for matrices of any size: a block finds its expert from the offsets on the device, so no count ever
 // reaches the host. Tiles of 128 x 128 x 32, 8 warps of 64 x 32, three stages of cp.async; odd sizes are guarded.
 #include "kernels/common/cuda.cuh"
-#include "kernels/gemm/grouped_gemm.h"
+#include "kernels/gemm/grouped_gemm_cuda.h"
 
 namespace hyscale {
 namespace {
@@ -170,6 +170,7 @@ void launch_rows(const GroupedGemm& g, const Tensor& in, const Tensor& out) {
   check_bf16(g);
   const int64_t rows = in.size(0), experts = g.w.size(0);
   if (rows == 0) return;
+  if (grouped_gemm_fits_hopper(g)) return grouped_gemm_rows_hopper(g, in, out, kForward);
   const size_t shared = kStages * static_cast<size_t>(Operand<true>::kElements + Operand<kForward>::kElements) * sizeof(bf16);
   allow_shared(grouped_rows_kernel<kForward>, shared);
   // Every group may leave one tile partly empty.
@@ -188,6 +189,7 @@ void grouped_gemm_dgrad_cuda(const GroupedGemm& g) { launch_rows<false>(g, g.y, 
 void grouped_gemm_wgrad_cuda(const GroupedGemm& g) {
   check_bf16(g);
   if (g.x.size(0) == 0) return;
+  if (grouped_gemm_fits_hopper(g)) return grouped_gemm_wgrad_hopper(g);
   const size_t shared = kStages * static_cast<size_t>(2 * Operand<false>::kElements) * sizeof(bf16);
   allow_shared(grouped_wgrad_kernel, shared);
   const dim3 grid(grid_for(g.w.size(2), kN), grid_for(g.w.size(1), kM), static_cast<unsigned>(g.w.size(0)));

@@ -1,36 +1,17 @@
-// Index loss on CUDA: one block per query, f32 products of bf16 inputs. Scores of the selected keys stay in shared memory;
+// Index loss on CUDA, and its plain form for any shape: one block per query, f32 products of bf16 inputs. Scores of the selected keys stay in shared memory;
 // keys are read twice (scores, then gradients in tiles). dq and dweights are summed by one thread each in key order, so only
 // dkeys and the loss cross blocks: the loss in query order, dkeys by atomics or, where deterministic, in fixed point.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include "kernels/common/op.h"
-#include "kernels/common/row_sums.cuh"
-#include "kernels/index_loss/index_loss.h"
+#include "kernels/index_loss/index_loss_cuda.h"
 
 namespace hyscale {
-
-void index_loss_cuda(const IndexLoss&);
-size_t index_loss_cuda_workspace_bytes(const IndexLoss&);
-
 namespace {
 
 using bf16 = __nv_bfloat16;
 constexpr int kThreads = 256, kWarps = kThreads / 32, kKeyTile = 32, kGrid = 1024;
-
-struct Arguments {
-  const bf16 *q, *keys;
-  const float *weights, *head_sum;
-  const int32_t *indices, *counts;
-  bf16* dq;
-  float *dweights, *dkeys;
-  double* losses;  // [T]
-  long long* sums;  // fixed-point dkeys [N, D], or null
-  const FixedUnit* unit;
-  int64_t keys_stride, dkeys_stride;
-  int heads, dims, k;
-  float grad_scale;
-};
 
 __device__ float warp_sum(float x) {
   for (int offset = 16; offset; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
@@ -61,7 +42,7 @@ __device__ double divergence(float* scores, const float* head_sum, int count, fl
 
 struct Blocks {  // of shared memory
   float *q, *dq, *scores, *relu, *coefficient, *key;
-  __device__ Blocks(float* at, const Arguments& a)
+  __device__ Blocks(float* at, const IndexLossArguments& a)
       : q(at), dq(q + a.heads * a.dims), scores(dq + a.heads * a.dims), relu(scores + a.k), coefficient(relu + a.heads * kKeyTile),
         key(coefficient + a.heads * kKeyTile) {}
 };
@@ -76,7 +57,7 @@ __device__ float dot(const float* q, const bf16* key, int dims) {
 }
 
 // Gradients through the keys [first, first + here): coefficient[h, j] = G[j] w[h] [dot > 0].
-__device__ __forceinline__ void add_tile(const Arguments& a, const Blocks& b, const int32_t* ids, int first, int here, int64_t t, float& dweight) {
+__device__ __forceinline__ void add_tile(const IndexLossArguments& a, const Blocks& b, const int32_t* ids, int first, int here, int64_t t, float& dweight) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   for (int j = warp; j < here; j += kWarps) {
     const bf16* key = a.keys + ids[first + j] * a.keys_stride;
@@ -107,7 +88,7 @@ __device__ __forceinline__ void add_tile(const Arguments& a, const Blocks& b, co
   __syncthreads();
 }
 
-__global__ void __launch_bounds__(kThreads, 2) one_query(const Arguments a) {
+__global__ void __launch_bounds__(kThreads, 2) one_query(const IndexLossArguments a) {
   extern __shared__ float shared[];
   const Blocks b(shared, a);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -170,7 +151,7 @@ void index_loss_cuda(const IndexLoss& l) {
   const auto stream = static_cast<cudaStream_t>(l.stream.handle);
   const bool weighted = l.weights.defined();
   Workspace workspace(l.workspace);
-  Arguments a{l.q.data<bf16>(), l.keys.data<bf16>(), weighted ? l.weights.f32() : nullptr, l.head_sum.f32(), l.selection.indices.i32(),
+  IndexLossArguments a{l.q.data<bf16>(), l.keys.data<bf16>(), weighted ? l.weights.f32() : nullptr, l.head_sum.f32(), l.selection.indices.i32(),
               l.selection.counts.i32(), l.dq.data<bf16>(), weighted ? l.dweights.f32() : nullptr, l.dkeys.f32(), workspace.take<double>(queries),
               nullptr, nullptr, l.keys.stride(0), l.dkeys.stride(0), static_cast<int>(heads), static_cast<int>(dims), static_cast<int>(k), l.grad_scale};
   if (l.deterministic) {
@@ -185,13 +166,17 @@ void index_loss_cuda(const IndexLoss& l) {
     if (weighted) raise_maxima<<<kGrid, kThreads, 0, stream>>>(a.weights, queries, a.heads, heads, maxima + 2);
     choose_unit<<<1, 1, 0, stream>>>(maxima, fabsf(l.grad_scale), a.heads, weighted, queries, unit);
   }
-  const size_t shared = shared_bytes(heads, dims, k);
-  cudaError_t status = cudaFuncSetAttribute(one_query, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-  HYSCALE_CHECK(status == cudaSuccess, "index loss needs ", shared, " bytes of shared memory: ", cudaGetErrorString(status));
-  one_query<<<static_cast<unsigned>(queries), kThreads, shared, stream>>>(a);
+  if (index_loss_fits_hopper(l)) {
+    index_loss_hopper(a, queries, stream);
+  } else {
+    const size_t shared = shared_bytes(heads, dims, k);
+    const cudaError_t status = cudaFuncSetAttribute(one_query, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+    HYSCALE_CHECK(status == cudaSuccess, "index loss needs ", shared, " bytes of shared memory: ", cudaGetErrorString(status));
+    one_query<<<static_cast<unsigned>(queries), kThreads, shared, stream>>>(a);
+  }
   if (l.deterministic) finish_fixed_sums<<<kGrid, kThreads, 0, stream>>>(a.dkeys, a.dkeys_stride, a.sums, rows, a.dims, a.unit);
   add_losses<<<1, kThreads, 0, stream>>>(a.losses, queries, l.loss_sum.data<double>());
-  status = cudaGetLastError();
+  const cudaError_t status = cudaGetLastError();
   HYSCALE_CHECK(status == cudaSuccess, "index_loss: ", cudaGetErrorString(status));
 }
 

@@ -116,7 +116,8 @@ void gather_rows_backward(const Tensor& dx, const Tensor& drows, const ExpertOrd
 
 void combine_rows(const Tensor& y, const Tensor& rows, const Tensor& weights, const ExpertOrder& order, bool accumulate, Stream stream) {
   check_pair(y, rows, order);
-  check_tensor(weights, "weights", DType::f32, {y.size(0), choices(y, rows)});
+  check_tensor(weights, "weights", DType::f32, {y.size(0), -1});
+  HYSCALE_CHECK(weights.elements() == rows.size(0), "weights ", to_string(weights), " for rows ", to_string(rows));
   (void)stream;
   HYSCALE_DISPATCH("combine_rows", y.device(), sum_slots(y, rows, order, accumulate, [&](int64_t slot) { return weights.f32()[slot]; }),
                    combine_rows_cuda(y, rows, weights, order, accumulate, stream));

@@ -84,7 +84,7 @@ __global__ void combine_backward_kernel(const T* rows, const float* __restrict__
   }
 }
 
-int64_t choices(const Tensor& x, const Tensor& rows) { return rows.size(0) / x.size(0); }
+int64_t choices(const Tensor& x, const Tensor& rows) { return x.size(0) == 0 ? 1 : rows.size(0) / x.size(0); }
 
 template <typename Function>
 void with_pack(const Tensor& a, const Tensor& b, const char* op, Function function) {

@@ -12,6 +12,7 @@ namespace hyscale {
 
 void router_cuda(const Router&);
 void router_backward_cuda(const RouterBackward&);
+void balance_counts_cuda(const BalanceCounts&);
 void balance_loss_cuda(const BalanceLoss&);
 void router_bias_update_cuda(const Tensor& bias, const Tensor& counts, float rate, Stream);
 
@@ -95,38 +96,46 @@ void router_backward_ref(const RouterBackward& r) {
   }
 }
 
-void balance_loss_document(const BalanceLoss& b, int64_t first, int64_t last) {
-  const int64_t num_experts = b.logits.size(1), tokens = last - first;
-  std::vector<double> mass(static_cast<size_t>(num_experts)), counts(mass.size());
-  std::vector<float> scores(mass.size());
+void balance_counts_ref(const BalanceCounts& b) {
+  const int64_t num_experts = b.logits.size(1);
+  std::vector<float> scores(static_cast<size_t>(num_experts));
   std::vector<int32_t> order;
+  for (int64_t run = 0; run < b.run_documents.size(0); ++run) {
+    int64_t* counts = b.counts.data<int64_t>() + b.run_documents.i32()[run] * num_experts;
+    for (int64_t t = b.run_starts.i32()[run]; t < b.run_starts.i32()[run + 1]; ++t) {
+      for (size_t e = 0; e < scores.size(); ++e) scores[e] = sigmoid(b.logits.f32()[t * num_experts + static_cast<int64_t>(e)]);
+      top_k(scores, b.k, order);
+      for (int64_t j = 0; j < b.k; ++j) ++counts[order[static_cast<size_t>(j)]];
+    }
+  }
+}
+
+void balance_loss_run(const BalanceLoss& b, int64_t run) {
+  const int64_t num_experts = b.logits.size(1), document = b.run_documents.i32()[run], first = b.run_starts.i32()[run], last = b.run_starts.i32()[run + 1];
+  const int64_t* counts = b.counts.data<int64_t>() + document * num_experts;
+  const double tokens = b.document_tokens.i32()[document], unit = static_cast<double>(num_experts) / (static_cast<double>(b.k) * tokens * tokens);
   for (int64_t t = first; t < last; ++t) {
     double sum = 0;
-    for (size_t e = 0; e < scores.size(); ++e) sum += scores[e] = sigmoid(b.logits.f32()[t * num_experts + static_cast<int64_t>(e)]);
-    for (size_t e = 0; e < scores.size(); ++e) mass[e] += scores[e] / sum;
-    top_k(scores, b.k, order);
-    for (int64_t j = 0; j < b.k; ++j) ++counts[static_cast<size_t>(order[static_cast<size_t>(j)])];
+    for (int64_t e = 0; e < num_experts; ++e) sum += sigmoid(b.logits.f32()[t * num_experts + e]);
+    for (int64_t e = 0; e < num_experts; ++e)
+      b.loss_sum.data<double>()[0] += unit * static_cast<double>(counts[e]) * sigmoid(b.logits.f32()[t * num_experts + e]) / sum;
   }
-  const double unit = static_cast<double>(num_experts) / (static_cast<double>(b.k) * static_cast<double>(tokens) * static_cast<double>(tokens));
-  for (size_t e = 0; e < mass.size(); ++e) b.loss_sum.data<double>()[0] += unit * counts[e] * mass[e];
 #pragma omp parallel for
   for (int64_t t = first; t < last; ++t) {
     const float* z = b.logits.f32() + t * num_experts;
     float* dz = b.dlogits.f32() + t * num_experts;
     double sum = 0, mean = 0;
     for (int64_t e = 0; e < num_experts; ++e) sum += sigmoid(z[e]);
-    for (int64_t e = 0; e < num_experts; ++e) mean += unit * counts[static_cast<size_t>(e)] * sigmoid(z[e]) / sum;
+    for (int64_t e = 0; e < num_experts; ++e) mean += unit * static_cast<double>(counts[e]) * sigmoid(z[e]) / sum;
     for (int64_t e = 0; e < num_experts; ++e) {
       const double s = sigmoid(z[e]);
-      dz[e] += static_cast<float>(b.grad_scale * (unit * counts[static_cast<size_t>(e)] - mean) / sum * s * (1 - s));
+      dz[e] += static_cast<float>(b.grad_scale * (unit * static_cast<double>(counts[e]) - mean) / sum * s * (1 - s));
     }
   }
 }
 
 void balance_loss_ref(const BalanceLoss& b) {
-  const int32_t* starts = b.document_starts.i32();
-  for (int64_t d = 0; d + 1 < b.document_starts.size(0); ++d)
-    if (starts[d] < starts[d + 1]) balance_loss_document(b, starts[d], starts[d + 1]);
+  for (int64_t run = 0; run < b.run_documents.size(0); ++run) balance_loss_run(b, run);
 }
 
 void router_bias_update_ref(const Tensor& bias, const Tensor& counts, float rate) {
@@ -168,18 +177,35 @@ void router_backward(const RouterBackward& r) {
   HYSCALE_DISPATCH("router_backward", r.logits.device(), router_backward_ref(r), router_backward_cuda(r));
 }
 
-void balance_loss(const BalanceLoss& b) {
+namespace {
+
+template <typename Op>
+void check_balance(const Op& b) {
   check_tensor(b.logits, "logits", DType::f32, {-1, -1});
-  check_tensor(b.document_starts, "document_starts", DType::i32, {-1});
+  check_tensor(b.run_documents, "run_documents", DType::i32, {-1});
+  check_tensor(b.run_starts, "run_starts", DType::i32, {b.run_documents.size(0) + 1});
+  check_tensor(b.counts, "counts", DType::i64, {-1, b.logits.size(1)});
+  HYSCALE_CHECK(b.k >= 1 && b.k <= b.logits.size(1), "k is ", b.k, " of ", b.logits.size(1), " experts");
+}
+
+}  // namespace
+
+void balance_counts(const BalanceCounts& b) {
+  check_balance(b);
+  HYSCALE_DISPATCH("balance_counts", b.logits.device(), balance_counts_ref(b), balance_counts_cuda(b));
+}
+
+void balance_loss(const BalanceLoss& b) {
+  check_balance(b);
+  check_tensor(b.document_tokens, "document_tokens", DType::i32, {b.counts.size(0)});
   check_tensor(b.dlogits, "dlogits", DType::f32, b.logits.shape());
   check_tensor(b.loss_sum, "loss_sum", DType::f64, {1});
-  HYSCALE_CHECK(b.k >= 1 && b.k <= b.logits.size(1), "k is ", b.k, " of ", b.logits.size(1), " experts");
   HYSCALE_DISPATCH("balance_loss", b.logits.device(), balance_loss_ref(b), balance_loss_cuda(b));
 }
 
 size_t balance_loss_workspace_bytes(const BalanceLoss& b) {
-  // Counts and mass of each document and expert.
-  return b.logits.device().is_cpu() ? 0 : 2 * aligned_bytes(static_cast<size_t>((b.document_starts.size(0) - 1) * b.logits.size(1)) * 8);
+  // The mass of each document and expert.
+  return b.logits.device().is_cpu() ? 0 : aligned_bytes(static_cast<size_t>(b.counts.elements()) * 8);
 }
 
 void router_bias_update(const Tensor& bias, const Tensor& counts, float rate, Stream stream) {

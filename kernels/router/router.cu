@@ -103,7 +103,7 @@ __global__ void router_backward_kernel(RouterRule rule, const float* __restrict_
   }
 }
 
-__device__ int64_t document_of(const int32_t* starts, int64_t documents, int64_t token) {
+__device__ int64_t run_of(const int32_t* starts, int64_t documents, int64_t token) {
   int64_t low = 0, high = documents;  // starts[low] <= token < starts[high]
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
@@ -112,17 +112,19 @@ __device__ int64_t document_of(const int32_t* starts, int64_t documents, int64_t
   return low;
 }
 
-__global__ void balance_mass_kernel(const float* __restrict__ logits, const int32_t* __restrict__ starts, int64_t documents, int k, unsigned long long* counts,
-                                    unsigned long long* mass, int64_t tokens, int num_experts) {
+struct Runs {
+  const int32_t *starts, *documents;
+  int64_t count;
+  __device__ int64_t document_of(int64_t token) const { return documents[run_of(starts, count, token)]; }
+};
+
+__global__ void balance_counts_kernel(const float* __restrict__ logits, Runs runs, int k, unsigned long long* counts, int64_t tokens, int num_experts) {
   extern __shared__ float shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   float* scores = shared + warp * num_experts;
   for (int64_t t = static_cast<int64_t>(blockIdx.x) * kWarps + warp; t < tokens; t += static_cast<int64_t>(gridDim.x) * kWarps) {
-    const int64_t row = document_of(starts, documents, t) * num_experts;
-    float sum = 0;
-    for (int e = lane; e < num_experts; e += 32) sum += scores[e] = sigmoid(logits[t * num_experts + e]);
-    sum = warp_sum(sum);
-    for (int e = lane; e < num_experts; e += 32) atomicAdd(mass + row + e, static_cast<unsigned long long>(static_cast<double>(scores[e] / sum) * kMassUnit));
+    const int64_t row = runs.document_of(t) * num_experts;
+    for (int e = lane; e < num_experts; e += 32) scores[e] = sigmoid(logits[t * num_experts + e]);
     __syncwarp();
     for (int j = 0; j < k; ++j) {
       const int e = warp_best(scores, num_experts, lane);
@@ -136,23 +138,35 @@ __global__ void balance_mass_kernel(const float* __restrict__ logits, const int3
   }
 }
 
-__global__ void balance_sum_kernel(const unsigned long long* __restrict__ counts, const unsigned long long* __restrict__ mass, const int32_t* __restrict__ starts,
+__global__ void balance_mass_kernel(const float* __restrict__ logits, Runs runs, unsigned long long* mass, int64_t tokens, int num_experts) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  for (int64_t t = static_cast<int64_t>(blockIdx.x) * kWarps + warp; t < tokens; t += static_cast<int64_t>(gridDim.x) * kWarps) {
+    const int64_t row = runs.document_of(t) * num_experts;
+    float sum = 0;
+    for (int e = lane; e < num_experts; e += 32) sum += sigmoid(logits[t * num_experts + e]);
+    sum = warp_sum(sum);
+    for (int e = lane; e < num_experts; e += 32)
+      atomicAdd(mass + row + e, static_cast<unsigned long long>(static_cast<double>(sigmoid(logits[t * num_experts + e]) / sum) * kMassUnit));
+  }
+}
+
+__global__ void balance_sum_kernel(const unsigned long long* __restrict__ counts, const unsigned long long* __restrict__ mass, const int32_t* __restrict__ document_tokens,
                                    int64_t documents, int k, int num_experts, double* loss_sum) {
   double sum = 0;
   for (int64_t i = threadIdx.x; i < documents * num_experts; i += 256) {
-    const double tokens = starts[i / num_experts + 1] - starts[i / num_experts];
+    const double tokens = document_tokens[i / num_experts];
     if (tokens > 0) sum += num_experts / (k * tokens * tokens) * static_cast<double>(counts[i]) * (static_cast<double>(mass[i]) / kMassUnit);
   }
   sum = block_sum<256>(sum);
   if (threadIdx.x == 0) *loss_sum += sum;
 }
 
-__global__ void balance_gradient_kernel(const float* __restrict__ logits, const int32_t* __restrict__ starts, int64_t documents, int k, float grad_scale,
+__global__ void balance_gradient_kernel(const float* __restrict__ logits, Runs runs, const int32_t* __restrict__ document_tokens, int k, float grad_scale,
                                         const unsigned long long* __restrict__ counts, float* __restrict__ dlogits, int64_t tokens, int num_experts) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int64_t t = static_cast<int64_t>(blockIdx.x) * kWarps + warp; t < tokens; t += static_cast<int64_t>(gridDim.x) * kWarps) {
-    const int64_t document = document_of(starts, documents, t);
-    const double length = starts[document + 1] - starts[document];
+    const int64_t document = runs.document_of(t);
+    const double length = document_tokens[document];
     const float unit = static_cast<float>(num_experts / (k * length * length));
     float sum = 0, mean = 0;
     for (int e = lane; e < num_experts; e += 32) {
@@ -200,21 +214,28 @@ void router_backward_cuda(const RouterBackward& r) {
   check_launch("router_backward");
 }
 
+void balance_counts_cuda(const BalanceCounts& b) {
+  const int64_t tokens = b.logits.size(0);
+  const int num_experts = static_cast<int>(b.logits.size(1));
+  if (tokens == 0) return;
+  balance_counts_kernel<<<grid_for(tokens, kWarps), kWarps * 32, kWarps * static_cast<size_t>(num_experts) * sizeof(float), stream_of(b.stream)>>>(
+      b.logits.f32(), {b.run_starts.i32(), b.run_documents.i32(), b.run_documents.size(0)}, static_cast<int>(b.k), b.counts.data<unsigned long long>(), tokens, num_experts);
+  check_launch("balance_counts");
+}
+
 void balance_loss_cuda(const BalanceLoss& b) {
-  const int64_t tokens = b.logits.size(0), documents = b.document_starts.size(0) - 1;
+  const int64_t tokens = b.logits.size(0), documents = b.counts.size(0);
   const int num_experts = static_cast<int>(b.logits.size(1)), k = static_cast<int>(b.k);
   if (tokens == 0) return;
   const cudaStream_t stream = stream_of(b.stream);
-  Workspace workspace(b.workspace);
-  auto* counts = workspace.take<unsigned long long>(documents * num_experts);
-  auto* mass = workspace.take<unsigned long long>(documents * num_experts);
-  check_cuda(cudaMemsetAsync(counts, 0, static_cast<size_t>(documents * num_experts) * 8, stream), "balance_loss");
+  auto* mass = Workspace(b.workspace).take<unsigned long long>(documents * num_experts);
   check_cuda(cudaMemsetAsync(mass, 0, static_cast<size_t>(documents * num_experts) * 8, stream), "balance_loss");
   const unsigned grid = grid_for(tokens, kWarps);
-  balance_mass_kernel<<<grid, kWarps * 32, kWarps * static_cast<size_t>(num_experts) * sizeof(float), stream>>>(b.logits.f32(), b.document_starts.i32(), documents, k, counts,
-                                                                                                               mass, tokens, num_experts);
-  balance_sum_kernel<<<1, 256, 0, stream>>>(counts, mass, b.document_starts.i32(), documents, k, num_experts, b.loss_sum.data<double>());
-  balance_gradient_kernel<<<grid, kWarps * 32, 0, stream>>>(b.logits.f32(), b.document_starts.i32(), documents, k, b.grad_scale, counts, b.dlogits.f32(), tokens, num_experts);
+  const Runs runs{b.run_starts.i32(), b.run_documents.i32(), b.run_documents.size(0)};
+  const auto* counts = b.counts.data<unsigned long long>();
+  balance_mass_kernel<<<grid, kWarps * 32, 0, stream>>>(b.logits.f32(), runs, mass, tokens, num_experts);
+  balance_sum_kernel<<<1, 256, 0, stream>>>(counts, mass, b.document_tokens.i32(), documents, k, num_experts, b.loss_sum.data<double>());
+  balance_gradient_kernel<<<grid, kWarps * 32, 0, stream>>>(b.logits.f32(), runs, b.document_tokens.i32(), k, b.grad_scale, counts, b.dlogits.f32(), tokens, num_experts);
   check_launch("balance_loss");
 }
 

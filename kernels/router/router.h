@@ -36,14 +36,27 @@ struct RouterBackward {
 };
 void router_backward(const RouterBackward&);
 
-// Sequence balance loss of each document of T tokens (GLM-4.5, DeepSeek-V3):
-//   s~ = s / sum over experts of s;  c_e = tokens that have e among the k largest s (no bias, no groups)
+// Sequence balance loss of each document of T tokens (GLM-4.5, DeepSeek-V3), in two parts since a document may lie on
+// several ranks, whose counts are summed in between:
+//   s~ = s / sum over experts of s;  c_e = tokens of the document that have e among the k largest s (no bias, no groups)
 //   loss_sum += sum over documents of E / (k T^2) * sum_e c_e sum_t s~[t, e]
 //   dlogits += grad_scale * gradient (c_e counts as constant)
+// The tokens here are P runs of one document each: run p is tokens run_starts[p] .. run_starts[p + 1] of document run_documents[p].
+struct BalanceCounts {
+  int64_t k = 1;
+  Tensor logits;         // f32 [T, E]
+  Tensor run_starts;     // i32 [P + 1]
+  Tensor run_documents;  // i32 [P]
+  Tensor counts;         // i64 [D, E], accumulated into: c_e of each document
+  Stream stream;
+};
+void balance_counts(const BalanceCounts&);
+
 struct BalanceLoss {
   int64_t k = 1;
-  Tensor logits;           // f32 [T, E]
-  Tensor document_starts;  // i32 [D + 1]: first is 0, last is T
+  Tensor logits, run_starts, run_documents;
+  Tensor document_tokens;  // i32 [D]
+  Tensor counts;           // i64 [D, E], of all tokens of the documents
   float grad_scale = 0;
   Tensor loss_sum;         // f64 [1], accumulated into
   Tensor dlogits;          // f32 [T, E], accumulated into

@@ -166,47 +166,17 @@ __device__ __forceinline__ void score_gradients(Shared& s, const Arguments& a, i
   }
 }
 
-// Trades a bit of the register index for a bit of the lane index: the number at (lane bit l, register bit r) moves to (r, l).
-template <int kRegisterBit, int kLaneBit>
-__device__ __forceinline__ void trade(float (&d)[32], int lane) {
-  const bool upper = lane & kLaneBit;
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    if (i & kRegisterBit) continue;
-    const float received = __shfl_xor_sync(~0u, upper ? d[i] : d[i + kRegisterBit], kLaneBit);
-    if (upper) d[i] = received;
-    else d[i + kRegisterBit] = received;
-  }
-}
-
-// Adds 64 columns of 16 rows, ids[16] (-1: none), held as wgmma leaves them: register bits are column 0, row 3, columns 3-5;
-// lane bits columns 1-2, rows 0-2. Trades bring whole 128-byte lines into one instruction: smaller pieces cost up to half
-// of the rate at which L2 takes reductions.
 template <bool kFixed>
 __device__ __forceinline__ void reduce_block(const Arguments& a, float (&d)[32], const int32_t* ids, int block, int lane) {
   if constexpr (kFixed) {
     const float unit = __ldg(a.fixed.scale);
-    trade<1, 4>(d, lane);
-    trade<4, 8>(d, lane);
-    const int column = block * 64 + (lane >> 2 & 1) + (lane & 3) * 2 + (lane >> 3 & 1) * 8;
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int32_t id = ids[(lane >> 4) * 4 + (i >> 2 & 1) * 2 + (i & 1) + (i >> 1 & 1) * 8];
-      if (id >= 0) add_fixed(a.fixed.sums + static_cast<int64_t>(id) * kDk + column + (i >> 3) * 16, d[i], unit);
-    }
+    for_each_line(d, lane, [&](int row, int column, float x) {
+      if (ids[row] >= 0) add_fixed(a.fixed.sums + static_cast<int64_t>(ids[row]) * kDk + block * 64 + column, x, unit);
+    });
   } else {
-    trade<4, 1>(d, lane);
-    trade<8, 4>(d, lane);
-    const int column = block * 64 + (lane & 1) * 8 + (lane >> 1 & 1) * 4 + (lane >> 2 & 1) * 16;
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      if (i & 5) continue;
-      const int32_t id = ids[(lane >> 3) * 2 + (i >> 3 & 1) + (i >> 1 & 1) * 8];
-      if (id >= 0)
-        asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(a.dkv + id * a.dkv_stride + column + (i >> 4) * 32), "f"(d[i]),
-                     "f"(d[i + 1]), "f"(d[i + 4]), "f"(d[i + 5])
-                     : "memory");
-    }
+    for_each_line_of_fours(d, lane, [&](int row, int column, float x, float y, float z, float w) {
+      if (ids[row] >= 0) add_four(a.dkv + ids[row] * a.dkv_stride + block * 64 + column, x, y, z, w);
+    });
   }
 }
 

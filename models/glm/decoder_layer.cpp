@@ -2,6 +2,7 @@
 
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/rms_norm/rms_norm.h"
+#include "models/layers/context_rows.h"
 
 namespace hyscale {
 
@@ -41,8 +42,9 @@ void DecoderLayer::feed_forward(Context& ctx, Pass pass, const Tensor& attention
 void DecoderLayer::forward(Context& ctx, Pass pass, int slot, const Tensor& x, const Tensor& y, const Tensor& inv_freq, Saved& s) {
   attention_input(ctx, x, s);
   attention_.project(ctx, s.u, inv_freq, s.attention);
-  if (indexer_) indexer_->forward(ctx, pass, slot, s.u, s.attention.c_q, inv_freq, s.indexer);
-  attention_.attend(ctx, ctx.selections->get(slot, ctx.stream), y, s.attention);
+  const Tensor kv = indexer_ ? indexer_->forward(ctx, pass, slot, s.u, s.attention.c_q, s.attention.kv, inv_freq, s.indexer)
+                             : gather_context_rows(ctx, s.attention.kv, {}).kv;
+  attention_.attend(ctx, kv, ctx.selections->get(slot, ctx.stream), y, s.attention);
   feed_forward(ctx, pass, y, y, s);
 }
 
@@ -74,8 +76,10 @@ void DecoderLayer::warmup(Context& ctx, int slot, const Tensor& x, const Tensor&
   attention_input(ctx, x, s);
   attention_.project(ctx, s.u, inv_freq, s.attention);
   Mla::Dense dense;
-  attention_.attend_dense(ctx, inv_freq, y, s.attention, dense);
-  if (indexer_) indexer_->warmup(ctx, slot, s.u, s.attention.c_q, inv_freq, s.attention.q, dense, attention_.scale());
+  const Tensor kv = indexer_ ? indexer_->warmup_forward(ctx, s.u, s.attention.c_q, s.attention.kv, inv_freq, s.indexer)
+                             : gather_context_rows(ctx, s.attention.kv, {}).kv;
+  attention_.attend_dense(ctx, kv, inv_freq, y, s.attention, dense);
+  if (indexer_) indexer_->warmup_backward(ctx, slot, inv_freq, s.attention.q, dense, attention_.scale(), s.indexer);
   feed_forward(ctx, Pass::evaluate, y, y, s);
 }
 

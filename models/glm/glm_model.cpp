@@ -12,6 +12,8 @@ namespace hyscale {
 GlmModel::GlmModel(const nlohmann::json& hf_config, const std::string& path, const ModelOptions& options)
     : hf_config_(hf_config), config_(parse_glm_config(hf_config, path)), options_(options) {
   config_.attention.latent_eps = options.latent_norm_eps;
+  config_.moe.expert_rank = options.expert_rank;
+  config_.moe.expert_ranks = options.expert_ranks;
   if (options.mtp && config_.mtp_layers != 1)
     throw UserError(concat(path, ": \"num_nextn_predict_layers\" is ", config_.mtp_layers, "; training MTP needs 1"));
   if (options.mtp && options.mtp_depths > 1 && config_.mtp_shares_selection)
@@ -23,9 +25,11 @@ GlmModel::GlmModel(const nlohmann::json& hf_config, const std::string& path, con
     const size_t at = static_cast<size_t>(i);
     num_slots_ += config_.selecting_layer[at];
     slots_.push_back(num_slots_ - 1);
+    units_.push_back(store_.begin_unit(true));
     layers_.emplace_back(store_, concat("model.layers.", i, "."), config_, config_.selecting_layer[at], config_.dense_layer[at]);
     if (layers_.back().moe()) moe_layers_.push_back(layers_.back().moe());
   }
+  head_unit_ = store_.begin_unit(false);
   norm_ = &store_.add(norm_weight("model.norm.weight", hidden));
   lm_head_ = &store_.add({.name = "lm_head.weight", .shape = {config_.vocab_size, hidden}});
   if (!options.mtp) return;
@@ -73,7 +77,9 @@ void GlmModel::train_step(Context& ctx, Recompute recompute) {
     const Tensor y = ctx.saved->allocate(ctx.activation, x.shape());
     const Arena::Mark before_layer = ctx.saved->mark();
     const Range range(concat("forward layer ", i).c_str());
+    store_.open(unit(i), unit(i + 1), ctx.stream);
     layers_[i].forward(ctx, Pass::forward, slots_[i], x, y, inv_freq_, uses[i].saved);
+    store_.close(unit(i));
     if (recompute == Recompute::layer) ctx.saved->rewind(before_layer);
     x = y;
   }
@@ -86,7 +92,9 @@ void GlmModel::train_step(Context& ctx, Recompute recompute) {
   }
   if (mtp_) {
     const ArenaScope scope(*ctx.saved);
+    store_.open_for_backward(mtp_->unit(), unit(layers_.size() - 1), ctx.stream);
     mtp_->train(ctx, recompute, h, dh, inv_freq_);
+    store_.close_after_backward(mtp_->unit(), ctx.last_micro_batch, ctx.stream);
   }
   RmsNormBackward n{x, norm_->value, rstd, dh, dh, false, norm_->grad, {}, ctx.stream};
   {
@@ -94,15 +102,18 @@ void GlmModel::train_step(Context& ctx, Recompute recompute) {
     n.workspace = workspace(ctx, rms_norm_backward_workspace_bytes(n));
     rms_norm_backward(n);
   }
+  store_.close_after_backward(head_unit_, ctx.last_micro_batch, ctx.stream);
   for (size_t i = layers_.size(); i-- > 0;) {
     const ArenaScope recomputed(*ctx.saved);
     const Range range(concat("backward layer ", i).c_str());
+    store_.open_for_backward(unit(i), unit(i - 1), ctx.stream);
     if (recompute == Recompute::layer) {
       // The layer's output is known; what is wanted is what its backward reads.
       const Tensor y = ctx.saved->allocate(ctx.activation, x.shape());
       layers_[i].forward(ctx, Pass::recompute, slots_[i], uses[i].x, y, inv_freq_, uses[i].saved);
     }
     layers_[i].backward(ctx, slots_[i], dh, inv_freq_, uses[i].saved);
+    store_.close_after_backward(unit(i), ctx.last_micro_batch, ctx.stream);
   }
   const ArenaScope scope(*ctx.scratch);
   EmbeddingBackward e{ctx.sequence->tokens, dh, embedding_->grad, {}, ctx.stream};
@@ -114,7 +125,9 @@ void GlmModel::warmup_step(Context& ctx) {
   Tensor x = embed(ctx), y = ctx.saved->allocate(ctx.activation, x.shape());
   for (size_t i = 0; i < layers_.size(); ++i) {
     const ArenaScope scope(*ctx.saved);
+    store_.open_for_backward(unit(i), unit(i + 1), ctx.stream);
     layers_[i].warmup(ctx, slots_[i], x, y, inv_freq_);
+    store_.close_after_backward(unit(i), ctx.last_micro_batch, ctx.stream);
     std::swap(x, y);
   }
   const Tensor h = final_norm(ctx, x, {});
@@ -124,7 +137,15 @@ void GlmModel::warmup_step(Context& ctx) {
     l.workspace = workspace(ctx, lm_head_loss_workspace_bytes(l));
     lm_head_loss(l);
   }
-  if (mtp_) mtp_->evaluate(ctx, h, inv_freq_);
+  evaluate_mtp(ctx, h);
+}
+
+void GlmModel::evaluate_mtp(Context& ctx, const Tensor& h) {
+  if (!mtp_) return;
+  const bool trains = ctx.stage == Stage::warmup;
+  trains ? store_.open_for_backward(mtp_->unit(), -1, ctx.stream) : store_.open(mtp_->unit(), -1, ctx.stream);
+  mtp_->evaluate(ctx, h, inv_freq_);
+  trains ? store_.close_after_backward(mtp_->unit(), ctx.last_micro_batch, ctx.stream) : store_.close(mtp_->unit());
 }
 
 Tensor GlmModel::forward_only(Context& ctx, Tensor x) {
@@ -132,7 +153,9 @@ Tensor GlmModel::forward_only(Context& ctx, Tensor x) {
   for (size_t i = 0; i < layers_.size(); ++i) {
     const ArenaScope scope(*ctx.saved);
     DecoderLayer::Saved saved;
+    store_.open(unit(i), unit(i + 1), ctx.stream);
     layers_[i].forward(ctx, Pass::evaluate, slots_[i], x, y, inv_freq_, saved);
+    store_.close(unit(i));
     std::swap(x, y);
   }
   return final_norm(ctx, x, {});
@@ -149,7 +172,7 @@ void GlmModel::evaluate(Context& ctx) {
     l.workspace = workspace(ctx, lm_head_loss_workspace_bytes(l));
     lm_head_loss(l);
   }
-  if (mtp_) mtp_->evaluate(ctx, h, inv_freq_);
+  evaluate_mtp(ctx, h);
 }
 
 Tensor GlmModel::logits(Context& ctx, Arena& out) {
@@ -173,7 +196,7 @@ int64_t GlmModel::num_active_elements() const {
   const std::string mtp_prefix = concat("model.layers.", config_.num_layers, ".");
   for (const Parameter& p : store_.all()) {
     if (&p == embedding_ || p.name.starts_with(mtp_prefix)) continue;
-    const int64_t n = p.shape.elements();
+    const int64_t n = p.whole_elements();
     active += p.expert ? n / config_.moe.num_experts * config_.moe.rule.k : n;
   }
   return active;

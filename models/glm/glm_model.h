@@ -38,6 +38,8 @@ class GlmModel : public Model {
   void prepare(Context&);  // constants and counters on the device, once
   Tensor forward_only(Context&, Tensor x);
   void warmup_step(Context&);
+  void evaluate_mtp(Context&, const Tensor& h);
+  int unit(size_t layer) const { return layer < units_.size() ? units_[layer] : -1; }  // -1 beyond both ends
   Tensor final_norm(Context&, const Tensor& x, const Tensor& rstd);
 
   nlohmann::json hf_config_;
@@ -47,6 +49,8 @@ class GlmModel : public Model {
   Parameter* embedding_;
   std::deque<DecoderLayer> layers_;
   std::vector<int> slots_;  // of each layer
+  std::vector<int> units_;  // of each layer, in the ParameterStore
+  int head_unit_ = 0;
   int num_slots_ = 0;
   Parameter *norm_, *lm_head_;
   std::optional<Mtp> mtp_;

@@ -1,6 +1,5 @@
 #include "models/glm/mtp.h"
 
-#include "kernels/elementwise/elementwise.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/lm_head_loss/lm_head_loss.h"
 #include "kernels/rms_norm/rms_norm.h"
@@ -22,6 +21,7 @@ Mtp::Mtp(ParameterStore& store, const std::string& prefix, const GlmConfig& c, i
     : eps_(c.norm_eps),
       depths_(depths),
       first_slot_(first_slot),
+      unit_(store.begin_unit(true)),
       embedding_(embedding),
       lm_head_(lm_head),
       enorm_(store.add(norm_weight(prefix + "enorm.weight", c.attention.hidden_size))),
@@ -30,11 +30,11 @@ Mtp::Mtp(ParameterStore& store, const std::string& prefix, const GlmConfig& c, i
       layer_(store, prefix, c, true, false),
       head_norm_(store.add(norm_weight(prefix + "shared_head.norm.weight", c.attention.hidden_size))) {}
 
-void Mtp::join(Context& ctx, const Tensor& h, const Tensor& labels, Depth& d) {
+void Mtp::join(Context& ctx, const Tensor& h, int depth, Depth& d) {
   const int64_t tokens = h.size(0), width = h.size(1);
-  d.tokens = labels;  // what the previous depth predicts is what this one reads
-  d.labels = ctx.saved->allocate(DType::i32, {tokens});
-  shift_labels(d.labels, labels, ctx.stream);
+  // What the previous depth predicts is what this one reads.
+  d.tokens = depth == 0 ? ctx.sequence->labels : ctx.sequence->mtp_labels.at(static_cast<size_t>(depth - 1));
+  d.labels = ctx.sequence->mtp_labels.at(static_cast<size_t>(depth));
   d.h = h;
   d.embedded = ctx.saved->allocate(ctx.activation, h.shape());
   d.e_rstd = ctx.saved->allocate(DType::f32, {tokens});
@@ -44,7 +44,7 @@ void Mtp::join(Context& ctx, const Tensor& h, const Tensor& labels, Depth& d) {
   d.y = ctx.saved->allocate(ctx.activation, h.shape());
   d.y_rstd = ctx.saved->allocate(DType::f32, {tokens});
   d.out = ctx.saved->allocate(ctx.activation, h.shape());
-  embedding({labels, embedding_.value, d.embedded, ctx.stream});
+  embedding({d.tokens, embedding_.value, d.embedded, ctx.stream});
   rms_norm({d.embedded, enorm_.value, eps_, d.joined.slice(1, 0, width), d.e_rstd, ctx.stream});
   rms_norm({h, hnorm_.value, eps_, d.joined.slice(1, width, 2 * width), d.h_rstd, ctx.stream});
   linear(ctx, d.joined, eh_proj_, d.x);
@@ -77,7 +77,7 @@ void Mtp::train(Context& ctx, Recompute recompute, const Tensor& h, const Tensor
   std::vector<Depth> depths(static_cast<size_t>(depths_));
   for (int i = 0; i < depths_; ++i) {
     Depth& d = depths[static_cast<size_t>(i)];
-    join(ctx, i == 0 ? h : depths[static_cast<size_t>(i - 1)].out, i == 0 ? ctx.sequence->labels : depths[static_cast<size_t>(i - 1)].labels, d);
+    join(ctx, i == 0 ? h : depths[static_cast<size_t>(i - 1)].out, i, d);
     const Arena::Mark before_layer = ctx.saved->mark();
     layer_.forward(ctx, Pass::forward, first_slot_ + i, d.x, d.y, inv_freq, d.layer);
     if (recompute == Recompute::layer) ctx.saved->rewind(before_layer);
@@ -97,10 +97,10 @@ void Mtp::train(Context& ctx, Recompute recompute, const Tensor& h, const Tensor
 
 void Mtp::evaluate(Context& ctx, const Tensor& h, const Tensor& inv_freq) {
   const ArenaScope scope(*ctx.saved);
-  Tensor below = h, labels = ctx.sequence->labels;
+  Tensor below = h;
   for (int i = 0; i < depths_; ++i) {
     Depth d;
-    join(ctx, below, labels, d);
+    join(ctx, below, i, d);
     {
       const ArenaScope layer_scope(*ctx.saved);
       if (ctx.stage == Stage::warmup)
@@ -110,7 +110,6 @@ void Mtp::evaluate(Context& ctx, const Tensor& h, const Tensor& inv_freq) {
     }
     head(ctx, d, false);
     below = d.out;
-    labels = d.labels;
   }
 }
 

@@ -22,6 +22,7 @@ class Mtp {
 
   Moe* moe() { return layer_.moe(); }
   int depths() const { return depths_; }
+  int unit() const { return unit_; }
 
  private:
   struct Depth {
@@ -32,12 +33,12 @@ class Mtp {
     Tensor y, y_rstd, out;               // [T, C], f32 [T], [T, C]
     Tensor dout;                         // [T, C]
   };
-  void join(Context&, const Tensor& h, const Tensor& labels, Depth&);
+  void join(Context&, const Tensor& h, int depth, Depth&);
   void head(Context&, Depth&, bool backward);
   void join_backward(Context&, const Tensor& dx, const Tensor& dh, const Depth&);
 
   float eps_;
-  int depths_, first_slot_;
+  int depths_, first_slot_, unit_;
   Parameter &embedding_, &lm_head_, &enorm_, &hnorm_, &eh_proj_;
   DecoderLayer layer_;
   Parameter& head_norm_;

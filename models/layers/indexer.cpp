@@ -8,6 +8,7 @@
 #include "kernels/index_loss/index_loss.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/rope/rope.h"
+#include "models/layers/context_rows.h"
 #include "models/layers/linear.h"
 
 namespace hyscale {
@@ -42,7 +43,7 @@ void Indexer::project(Context& ctx, const Tensor& u, const Tensor& c_q, const Te
   s.mean = ctx.saved->allocate(DType::f32, {tokens});
   s.rstd = ctx.saved->allocate(DType::f32, {tokens});
   s.k = ctx.saved->allocate(ctx.activation, {tokens, c.head_dim});
-  linear(ctx, c_q, wq_b_, s.q.view({tokens, -1}));
+  linear(ctx, c_q, wq_b_, s.q.as_matrix());
   rope({s.q.slice(2, 0, c.rope_dim), ctx.sequence->positions, inv_freq, c.rope_interleaved, false, ctx.stream});
   linear(ctx, u, wk_, s.k_raw);
   layer_norm({s.k_raw, k_norm_.value, k_norm_bias_.value, kKeyNormEps, s.k, s.mean, s.rstd, ctx.stream});
@@ -51,34 +52,43 @@ void Indexer::project(Context& ctx, const Tensor& u, const Tensor& c_q, const Te
   scale(s.weights, weight_scale(), ctx.stream);
 }
 
-void Indexer::select(Context& ctx, int slot, const Saved& s) {
+Tensor Indexer::select(Context& ctx, int slot, const Tensor& kv, Saved& s) {
   const ArenaScope scope(*ctx.scratch);
   const int64_t tokens = s.q.size(0), k = config_.k;
   Selection& selection = ctx.selections->open(slot, tokens, k, ctx.stream);
   FlashTopKState state{k, ctx.scratch->allocate(DType::f32, {tokens, k}), ctx.scratch->allocate(DType::i32, {tokens, k}),
                        ctx.scratch->allocate(DType::i32, {tokens}), ctx.selections->nan_query(slot)};
   flash_topk_begin(state, ctx.stream);
-  FlashTopKUpdate update{s.q, s.weights, s.k, 0, ctx.sequence->key_begin, ctx.sequence->key_end, {}, ctx.stream};
-  update.workspace = workspace(ctx, flash_topk_update_workspace_bytes(state, update));
-  flash_topk_update(state, update);
+  const ContextRows rows = gather_context_rows(ctx, kv, s.k, [&](int64_t first, const Tensor& keys) {
+    const ArenaScope update_scope(*ctx.scratch);
+    FlashTopKUpdate update{s.q, s.weights, keys, first, ctx.sequence->key_begin, ctx.sequence->key_end, {}, ctx.stream};
+    update.workspace = workspace(ctx, flash_topk_update_workspace_bytes(state, update));
+    flash_topk_update(state, update);
+  });
   flash_topk_finish(state, selection, ctx.stream);
-  ctx.selections->close(slot, s.k.size(0), ctx.stream);
+  s.all_keys = rows.keys;
+  ctx.selections->close(slot, rows.keys.size(0), ctx.stream);
   ctx.selections->count_selector_call();
+  return rows.kv;
 }
 
-void Indexer::forward(Context& ctx, Pass pass, int slot, const Tensor& u, const Tensor& c_q, const Tensor& inv_freq, Saved& s) {
+Tensor Indexer::forward(Context& ctx, Pass pass, int slot, const Tensor& u, const Tensor& c_q, const Tensor& kv, const Tensor& inv_freq, Saved& s) {
   const bool replayed = ctx.selections->is_fixed(slot) || (pass == Pass::recompute && ctx.replay);
-  // Evaluation with a given selection needs no scores at all.
-  if (replayed && pass == Pass::evaluate) return;
+  // Index keys are needed for scores, and again for those of the index loss.
+  const bool keys_needed = !replayed || (pass != Pass::evaluate && ctx.scales.index > 0);
+  if (!keys_needed) return gather_context_rows(ctx, kv, {}).kv;
   project(ctx, u, c_q, inv_freq, s);
-  if (!replayed) select(ctx, slot, s);
+  if (!replayed) return select(ctx, slot, kv, s);
+  const ContextRows rows = gather_context_rows(ctx, kv, s.k);
+  s.all_keys = rows.keys;
+  return rows.kv;
 }
 
 void Indexer::backward_projections(Context& ctx, const Tensor& dq, const Tensor& dweights, const Tensor& dk, const Tensor& inv_freq, const Saved& s) {
   const IndexerConfig& c = config_;
   const int64_t tokens = s.q.size(0);
   rope({dq.slice(2, 0, c.rope_dim), ctx.sequence->positions, inv_freq, c.rope_interleaved, true, ctx.stream});
-  linear_wgrad(ctx, dq.view({tokens, -1}), s.c_q, wq_b_);
+  linear_wgrad(ctx, dq.as_matrix(), s.c_q, wq_b_);
   linear_wgrad(ctx, dweights, s.u, weights_proj_, weight_scale());
   rope({dk.view({tokens, 1, c.head_dim}).slice(2, 0, c.rope_dim), ctx.sequence->positions, inv_freq, c.rope_interleaved, true, ctx.stream});
   const Tensor dk_raw = ctx.scratch->allocate(ctx.activation, s.k_raw.shape());
@@ -91,32 +101,36 @@ void Indexer::backward_projections(Context& ctx, const Tensor& dq, const Tensor&
 void Indexer::backward(Context& ctx, int slot, const Tensor& head_sum, const Tensor& inv_freq, const Saved& s) {
   const ArenaScope scope(*ctx.scratch);
   const Tensor dq = ctx.scratch->allocate(ctx.activation, s.q.shape()), dweights = ctx.scratch->allocate(DType::f32, s.weights.shape());
-  const Tensor dk = ctx.scratch->allocate_zeroed(DType::f32, s.k.shape(), ctx.stream);
+  const Tensor dk = ctx.scratch->allocate_zeroed(DType::f32, s.all_keys.shape(), ctx.stream);
   {
     const ArenaScope inner(*ctx.scratch);
-    IndexLoss l{s.q, s.weights, s.k, ctx.selections->get(slot, ctx.stream), head_sum, static_cast<float>(ctx.scales.index), ctx.sums->index.slice(0, slot, slot + 1),
+    IndexLoss l{s.q, s.weights, s.all_keys, ctx.selections->get(slot, ctx.stream), head_sum, static_cast<float>(ctx.scales.index), ctx.sums->index.slice(0, slot, slot + 1),
                 dq, dweights, dk, ctx.deterministic, {}, ctx.stream};
     l.workspace = workspace(ctx, index_loss_workspace_bytes(l));
     index_loss(l);
   }
-  backward_projections(ctx, dq, dweights, dk, inv_freq, s);
+  backward_projections(ctx, dq, dweights, reduce_context_rows(ctx, dk), inv_freq, s);
 }
 
-void Indexer::warmup(Context& ctx, int slot, const Tensor& u, const Tensor& c_q, const Tensor& inv_freq, const Tensor& main_q, const Mla::Dense& dense,
-                     float main_scale) {
-  Saved s;
+Tensor Indexer::warmup_forward(Context& ctx, const Tensor& u, const Tensor& c_q, const Tensor& kv, const Tensor& inv_freq, Saved& s) {
   project(ctx, u, c_q, inv_freq, s);
+  const ContextRows rows = gather_context_rows(ctx, kv, s.k);
+  s.all_keys = rows.keys;
+  return rows.kv;
+}
+
+void Indexer::warmup_backward(Context& ctx, int slot, const Tensor& inv_freq, const Tensor& main_q, const Mla::Dense& dense, float main_scale, const Saved& s) {
   const ArenaScope scope(*ctx.scratch);
   const Tensor dq = ctx.scratch->allocate(ctx.activation, s.q.shape()), dweights = ctx.scratch->allocate(DType::f32, s.weights.shape());
-  const Tensor dk = ctx.scratch->allocate_zeroed(DType::f32, s.k.shape(), ctx.stream);
+  const Tensor dk = ctx.scratch->allocate_zeroed(DType::f32, s.all_keys.shape(), ctx.stream);
   {
     const ArenaScope inner(*ctx.scratch);
-    DenseIndexLoss l{main_q, dense.keys, dense.lse, main_scale, s.q, s.weights, s.k, ctx.sequence->key_begin, ctx.sequence->key_end,
+    DenseIndexLoss l{main_q, dense.keys, dense.lse, main_scale, s.q, s.weights, s.all_keys, ctx.sequence->key_begin, ctx.sequence->key_end,
                      static_cast<float>(ctx.scales.index), ctx.sums->index.slice(0, slot, slot + 1), dq, dweights, dk, {}, ctx.stream};
     l.workspace = workspace(ctx, dense_index_loss_workspace_bytes(l));
     dense_index_loss(l);
   }
-  backward_projections(ctx, dq, dweights, dk, inv_freq, s);
+  backward_projections(ctx, dq, dweights, reduce_context_rows(ctx, dk), inv_freq, s);
 }
 
 }  // namespace hyscale

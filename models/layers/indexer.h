@@ -23,18 +23,21 @@ class Indexer {
     Tensor q, weights;         // [T, J, D], f32 [T, J]
     Tensor k_raw, mean, rstd;  // [T, D], f32 [T], f32 [T]
     Tensor k;                  // [T, D]
+    Tensor all_keys;           // [S, D]
   };
   // `slot` is the place of this use in the SelectionStore and in LossSums::index.
-  // Projections; then the selection, unless the pass replays it. The result is in the store.
-  void forward(Context&, Pass, int slot, const Tensor& u, const Tensor& c_q, const Tensor& inv_freq, Saved&);
+  // Projections; then the selection, unless the pass replays it: the result is in the store. Meanwhile the main
+  // attention's kv [T, Dk] is gathered too and returned, [S, Dk].
+  Tensor forward(Context&, Pass, int slot, const Tensor& u, const Tensor& c_q, const Tensor& kv, const Tensor& inv_freq, Saved&);
   // Index loss over the selected set; gradients of the indexer's own parameters.
   void backward(Context&, int slot, const Tensor& head_sum, const Tensor& inv_freq, const Saved&);
-  // Projections, index loss over all visible keys and its backward: the warm-up stage.
-  void warmup(Context&, int slot, const Tensor& u, const Tensor& c_q, const Tensor& inv_freq, const Tensor& main_q, const Mla::Dense&, float main_scale);
+  // Warm-up stage: projections and gathering as in forward; then index loss over all visible keys and its backward.
+  Tensor warmup_forward(Context&, const Tensor& u, const Tensor& c_q, const Tensor& kv, const Tensor& inv_freq, Saved&);
+  void warmup_backward(Context&, int slot, const Tensor& inv_freq, const Tensor& main_q, const Mla::Dense&, float main_scale, const Saved&);
 
  private:
   void project(Context&, const Tensor& u, const Tensor& c_q, const Tensor& inv_freq, Saved&);
-  void select(Context&, int slot, const Saved&);
+  Tensor select(Context&, int slot, const Tensor& kv, Saved&);
   void backward_projections(Context&, const Tensor& dq, const Tensor& dweights, const Tensor& dk, const Tensor& inv_freq, const Saved&);
   float weight_scale() const;
 

@@ -1,7 +1,7 @@
 // y = x W^T and its two backward products, on weights stored [out, in].
 #pragma once
 #include "models/context.h"
-#include "models/parameter.h"
+#include "models/parameter_store.h"
 
 namespace hyscale {
 

@@ -5,6 +5,7 @@
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rope/rope.h"
 #include "kernels/sparse_attention/sparse_attention.h"
+#include "models/layers/context_rows.h"
 #include "models/layers/linear.h"
 
 namespace hyscale {
@@ -52,7 +53,7 @@ void Mla::project(Context& ctx, const Tensor& u, const Tensor& inv_freq, Saved& 
 
   linear(ctx, u, q_a_, s.q_raw);
   rms_norm({s.q_raw, q_norm_.value, c.latent_eps, s.c_q, s.q_rstd, ctx.stream});
-  linear(ctx, s.c_q, q_b_, s.q.view({tokens, -1}));
+  linear(ctx, s.c_q, q_b_, s.q.as_matrix());
   linear(ctx, u, kv_a_, s.kv_raw);
   rms_norm({s.kv_raw.slice(1, 0, c.kv_rank), kv_norm_.value, c.latent_eps, s.kv.slice(1, 0, c.kv_rank), s.kv_rstd, ctx.stream});
   cast(s.kv.slice(1, c.kv_rank, width), s.kv_raw.slice(1, c.kv_rank, width), ctx.stream);
@@ -63,38 +64,39 @@ void Mla::project(Context& ctx, const Tensor& u, const Tensor& inv_freq, Saved& 
   rotate(ctx, s.q_absorbed.slice(2, c.kv_rank, width), inv_freq, false);
 }
 
-void Mla::attend(Context& ctx, const Selection& selection, const Tensor& y, Saved& s) {
+void Mla::attend(Context& ctx, const Tensor& kv, const Selection& selection, const Tensor& y, Saved& s) {
   const MlaConfig& c = config_;
+  s.all_kv = kv;
   const int64_t tokens = s.q.size(0);
   s.o_latent = ctx.saved->allocate(ctx.activation, {tokens, c.num_heads, c.kv_rank});
   s.lse = ctx.saved->allocate(DType::f32, {tokens, c.num_heads});
   s.o = ctx.saved->allocate(ctx.activation, {tokens, c.num_heads, c.value_dim});
   {
     const ArenaScope scope(*ctx.scratch);
-    SparseAttentionForward a{s.q_absorbed, s.kv, selection, c.scale, s.o_latent, s.lse, {}, ctx.stream};
+    SparseAttentionForward a{s.q_absorbed, kv, selection, c.scale, s.o_latent, s.lse, {}, ctx.stream};
     a.workspace = workspace(ctx, sparse_attention_forward_workspace_bytes(a));
     sparse_attention_forward(a);
   }
   scratch_gemm(ctx, heads_first(s.o_latent), up_values(kv_b_.value), heads_first(s.o), false, true);
-  linear(ctx, s.o.view({tokens, -1}), o_, y);
+  linear(ctx, s.o.as_matrix(), o_, y);
 }
 
 void Mla::backward(Context& ctx, const Tensor& dy, const Selection& selection, const Tensor& inv_freq, const Tensor& head_sum, const Tensor& du,
                    const Saved& s) {
   const MlaConfig& c = config_;
   const ArenaScope scope(*ctx.scratch);
-  const int64_t tokens = s.q.size(0), width = c.kv_rank + c.rope_dim, qk_dim = c.nope_dim + c.rope_dim;
+  const int64_t width = c.kv_rank + c.rope_dim, qk_dim = c.nope_dim + c.rope_dim;
   const Tensor dq_absorbed = ctx.scratch->allocate(ctx.activation, s.q_absorbed.shape());
-  const Tensor dkv = ctx.scratch->allocate_zeroed(DType::f32, s.kv.shape(), ctx.stream);
+  const Tensor dkv = ctx.scratch->allocate_zeroed(DType::f32, s.all_kv.shape(), ctx.stream);
   {
     const ArenaScope inner(*ctx.scratch);
     const Tensor do_values = ctx.scratch->allocate(ctx.activation, s.o.shape());
-    linear_wgrad(ctx, dy, s.o.view({tokens, -1}), o_);
-    linear_dgrad(ctx, dy, o_, do_values.view({tokens, -1}));
+    linear_wgrad(ctx, dy, s.o.as_matrix(), o_);
+    linear_dgrad(ctx, dy, o_, do_values.as_matrix());
     scratch_gemm(ctx, heads_first(do_values), heads_first(s.o_latent), up_values(kv_b_.grad), true, false, 1, 1);
     const Tensor do_latent = ctx.scratch->allocate(ctx.activation, s.o_latent.shape());
     scratch_gemm(ctx, heads_first(do_values), up_values(kv_b_.value), heads_first(do_latent), false, false);
-    SparseAttentionBackward a{s.q_absorbed, s.kv, selection, c.scale, s.o_latent, s.lse, do_latent, dq_absorbed, dkv, head_sum, ctx.deterministic, {},
+    SparseAttentionBackward a{s.q_absorbed, s.all_kv, selection, c.scale, s.o_latent, s.lse, do_latent, dq_absorbed, dkv, head_sum, ctx.deterministic, {},
                               ctx.stream};
     a.workspace = workspace(ctx, sparse_attention_backward_workspace_bytes(a));
     sparse_attention_backward(a);
@@ -105,13 +107,13 @@ void Mla::backward(Context& ctx, const Tensor& dy, const Selection& selection, c
   scratch_gemm(ctx, heads_first(dq_latent), up_keys(kv_b_.value), heads_first(dq.slice(2, 0, c.nope_dim)), false, true);
   cast(dq.slice(2, c.nope_dim, qk_dim), dq_absorbed.slice(2, c.kv_rank, width), ctx.stream);
   rotate(ctx, dq.slice(2, c.nope_dim, qk_dim), inv_freq, true);
-  backward_latents(ctx, dq, dkv, inv_freq, du, s);
+  backward_latents(ctx, dq, reduce_context_rows(ctx, dkv), inv_freq, du, s);
 }
 
 void Mla::backward_latents(Context& ctx, const Tensor& dq, const Tensor& dkv, const Tensor& inv_freq, const Tensor& du, const Saved& s) {
   const MlaConfig& c = config_;
-  const int64_t tokens = s.q.size(0), width = c.kv_rank + c.rope_dim;
-  const Tensor dq_flat = dq.view({tokens, -1}), dc_q = ctx.scratch->allocate(ctx.activation, s.c_q.shape());
+  const int64_t width = c.kv_rank + c.rope_dim;
+  const Tensor dq_flat = dq.as_matrix(), dc_q = ctx.scratch->allocate(ctx.activation, s.c_q.shape());
   linear_wgrad(ctx, dq_flat, s.c_q, q_b_);
   linear_dgrad(ctx, dq_flat, q_b_, dc_q);
   const auto norm_backward = [&](const Tensor& x, const Parameter& weight, const Tensor& rstd, const Tensor& d) {
@@ -135,24 +137,24 @@ void Mla::backward_latents(Context& ctx, const Tensor& dq, const Tensor& dkv, co
   linear_dgrad(ctx, dkv_raw, kv_a_, du, true);
 }
 
-void Mla::attend_dense(Context& ctx, const Tensor& inv_freq, const Tensor& y, Saved& s, Dense& dense) {
+void Mla::attend_dense(Context& ctx, const Tensor& kv, const Tensor& inv_freq, const Tensor& y, Saved& s, Dense& dense) {
   const MlaConfig& c = config_;
-  const int64_t tokens = s.q.size(0), width = c.kv_rank + c.rope_dim, qk_dim = c.nope_dim + c.rope_dim;
-  dense.keys = ctx.saved->allocate(ctx.activation, s.q.shape());
+  const int64_t tokens = s.q.size(0), keys = kv.size(0), width = c.kv_rank + c.rope_dim, qk_dim = c.nope_dim + c.rope_dim;
+  dense.keys = ctx.saved->allocate(ctx.activation, {keys, c.num_heads, qk_dim});
   dense.lse = ctx.saved->allocate(DType::f32, {tokens, c.num_heads});
   const ArenaScope scope(*ctx.scratch);
-  const Tensor values = ctx.scratch->allocate(ctx.activation, {tokens, c.num_heads, c.value_dim});
-  const Tensor out = ctx.scratch->allocate(ctx.activation, values.shape());
-  const Tensor c_kv = s.kv.slice(1, 0, c.kv_rank);
-  const Tensor c_kv_of_heads(c_kv.raw(), c_kv.dtype(), c_kv.device(), {c.num_heads, tokens, c.kv_rank}, {0, c_kv.stride(0), 1});
+  const Tensor values = ctx.scratch->allocate(ctx.activation, {keys, c.num_heads, c.value_dim});
+  const Tensor out = ctx.scratch->allocate(ctx.activation, {tokens, c.num_heads, c.value_dim});
+  const Tensor c_kv = kv.slice(1, 0, c.kv_rank);
+  const Tensor c_kv_of_heads(c_kv.raw(), c_kv.dtype(), c_kv.device(), {c.num_heads, keys, c.kv_rank}, {0, c_kv.stride(0), 1});
   scratch_gemm(ctx, c_kv_of_heads, up_keys(kv_b_.value), heads_first(dense.keys.slice(2, 0, c.nope_dim)), false, true);
   scratch_gemm(ctx, c_kv_of_heads, up_values(kv_b_.value), heads_first(values), false, true);
-  for (int64_t h = 0; h < c.num_heads; ++h) cast(dense.keys.select(1, h).slice(1, c.nope_dim, qk_dim), s.kv.slice(1, c.kv_rank, width), ctx.stream);
+  for (int64_t h = 0; h < c.num_heads; ++h) cast(dense.keys.select(1, h).slice(1, c.nope_dim, qk_dim), kv.slice(1, c.kv_rank, width), ctx.stream);
   rotate(ctx, s.q.slice(2, c.nope_dim, qk_dim), inv_freq, false);
   DenseAttention a{s.q, dense.keys, values, ctx.sequence->key_begin, ctx.sequence->key_end, c.scale, out, dense.lse, {}, ctx.stream};
   a.workspace = workspace(ctx, dense_attention_workspace_bytes(a));
   dense_attention(a);
-  linear(ctx, out.view({tokens, -1}), o_, y);
+  linear(ctx, out.as_matrix(), o_, y);
 }
 
 }  // namespace hyscale

@@ -6,7 +6,7 @@
 #pragma once
 #include "kernels/flash_topk/selection.h"
 #include "models/context.h"
-#include "models/parameter.h"
+#include "models/parameter_store.h"
 
 namespace hyscale {
 
@@ -28,22 +28,23 @@ class Mla {
     Tensor kv_raw, kv_rstd, kv;  // [T, R + rope], f32 [T], [T, R + rope]
     Tensor q;                    // [T, H, nope + rope]
     Tensor q_absorbed;           // [T, H, R + rope]
+    Tensor all_kv;               // [S, R + rope]
     Tensor o_latent, lse, o;     // [T, H, R], f32 [T, H], [T, H, v]
   };
 
   // c_q, q~ and kv from u. inv_freq is f32 [rope / 2] on the device.
   void project(Context&, const Tensor& u, const Tensor& inv_freq, Saved&);
-  // y[T, C] from the selected rows.
-  void attend(Context&, const Selection&, const Tensor& y, Saved&);
+  // y[T, C] from the selected rows of kv [S, R + rope], every token's (context_rows.h).
+  void attend(Context&, const Tensor& kv, const Selection&, const Tensor& y, Saved&);
   // du[T, C] is overwritten; head_sum f32 [T, k] is written when defined.
   void backward(Context&, const Tensor& dy, const Selection&, const Tensor& inv_freq, const Tensor& head_sum, const Tensor& du, const Saved&);
 
   // Dense attention over all visible tokens, forward only (warm-up stage). Turns saved.q by its rope and leaves the keys
   // and log sums for the index loss.
   struct Dense {
-    Tensor keys, lse;  // [T, H, nope + rope], f32 [T, H]
+    Tensor keys, lse;  // [S, H, nope + rope], f32 [T, H]
   };
-  void attend_dense(Context&, const Tensor& inv_freq, const Tensor& y, Saved&, Dense&);
+  void attend_dense(Context&, const Tensor& kv, const Tensor& inv_freq, const Tensor& y, Saved&, Dense&);
   float scale() const { return config_.scale; }
 
  private:

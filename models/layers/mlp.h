@@ -1,7 +1,7 @@
 // SwiGLU feed-forward: y = W_down (silu(W_gate x) * W_up x). Gate and up are one matrix product.
 #pragma once
 #include "models/context.h"
-#include "models/parameter.h"
+#include "models/parameter_store.h"
 
 namespace hyscale {
 

@@ -9,10 +9,16 @@
 namespace hyscale {
 namespace {
 
+// The experts of this rank, with the places of all experts in files.
+Parameter experts(const std::string& name, const MoeConfig& c, int64_t rows, int64_t columns) {
+  const int64_t here = c.local_experts();
+  return {.name = name, .shape = {here, rows, columns}, .expert = true, .first_element = c.expert_rank * here * rows * columns};
+}
+
 Parameter expert_gate_up(const std::string& prefix, const MoeConfig& c) {
-  const int64_t e = c.num_experts, i = c.intermediate_size, h = c.hidden_size;
-  Parameter p{.name = prefix + "experts.gate_up_proj", .shape = {e, 2 * i, h}, .expert = true};
-  for (int64_t n = 0; n < e; ++n) {
+  const int64_t i = c.intermediate_size, h = c.hidden_size;
+  Parameter p = experts(prefix + "experts.gate_up_proj", c, 2 * i, h);
+  for (int64_t n = 0; n < c.num_experts; ++n) {
     const std::string name = concat(prefix, "experts.", n, ".");
     p.hf.push_back({name + "gate_proj.weight", {i, h}, 2 * n * i * h});
     p.hf.push_back({name + "up_proj.weight", {i, h}, (2 * n + 1) * i * h});
@@ -21,16 +27,22 @@ Parameter expert_gate_up(const std::string& prefix, const MoeConfig& c) {
 }
 
 Parameter expert_down(const std::string& prefix, const MoeConfig& c) {
-  const int64_t e = c.num_experts, i = c.intermediate_size, h = c.hidden_size;
-  Parameter p{.name = prefix + "experts.down_proj", .shape = {e, h, i}, .expert = true};
-  for (int64_t n = 0; n < e; ++n) p.hf.push_back({concat(prefix, "experts.", n, ".down_proj.weight"), {h, i}, n * i * h});
+  const int64_t i = c.intermediate_size, h = c.hidden_size;
+  Parameter p = experts(prefix + "experts.down_proj", c, h, i);
+  for (int64_t n = 0; n < c.num_experts; ++n) p.hf.push_back({concat(prefix, "experts.", n, ".down_proj.weight"), {h, i}, n * i * h});
   return p;
+}
+
+const MoeConfig& checked(const MoeConfig& c) {
+  if (c.num_experts % c.expert_ranks != 0)
+    throw UserError(concat("parallel.expert: ", c.expert_ranks, " does not divide the ", c.num_experts, " experts of the model"));
+  return c;
 }
 
 }  // namespace
 
 Moe::Moe(ParameterStore& store, const std::string& prefix, const MoeConfig& c)
-    : config_(c),
+    : config_(checked(c)),
       gate_(store.add({.name = prefix + "gate.weight", .shape = {c.num_experts, c.hidden_size}, .fp32 = true})),
       bias_(store.add({.name = prefix + "gate.e_score_correction_bias",
                        .shape = {c.num_experts},
@@ -59,7 +71,6 @@ void Moe::forward(Context& ctx, Pass pass, const Tensor& x, const Tensor& y, Sav
   s.weights = ctx.saved->allocate(DType::f32, {tokens, k});
   s.order = {ctx.saved->allocate(DType::i32, {config_.num_experts + 1}), ctx.saved->allocate(DType::i32, {slots}),
              ctx.saved->allocate(DType::i32, {slots})};
-  s.gate_up = ctx.saved->allocate(ctx.activation, {slots, gate_up_.shape[1]});
   s.rows_out = ctx.saved->allocate(ctx.activation, {slots, config_.hidden_size});
 
   linear(ctx, x, gate_, s.logits);
@@ -68,34 +79,52 @@ void Moe::forward(Context& ctx, Pass pass, const Tensor& x, const Tensor& y, Sav
   MakeExpertOrder make{s.experts, s.order, {}, ctx.stream};
   make.workspace = workspace(ctx, make_expert_order_workspace_bytes(make));
   make_expert_order(make);
-  const Tensor rows = ctx.scratch->allocate(ctx.activation, {slots, config_.hidden_size});
-  gather_rows(rows, x, s.order, ctx.stream);
-  grouped_gemm_forward({rows, gate_up_.value, s.gate_up, s.order.offsets, ctx.stream});
-  const Tensor act = ctx.scratch->allocate(ctx.activation, {slots, config_.intermediate_size});
+  if (shared_out()) s.exchange = make_expert_exchange(ctx, s.order, slots);
+  s.expert_offsets = shared_out() ? s.exchange.order.offsets : s.order.offsets;
+  const Tensor sorted = ctx.scratch->allocate(ctx.activation, {slots, config_.hidden_size});
+  gather_rows(sorted, x, s.order, ctx.stream);
+  const Tensor rows = expert_rows(ctx, sorted, s.exchange);
+  s.gate_up = ctx.saved->allocate(ctx.activation, {rows.size(0), gate_up_.shape[1]});
+  grouped_gemm_forward({rows, gate_up_.value, s.gate_up, s.expert_offsets, ctx.stream});
+  const Tensor act = ctx.scratch->allocate(ctx.activation, {rows.size(0), config_.intermediate_size});
   swiglu({s.gate_up, act, ctx.stream});
-  grouped_gemm_forward({act, down_.value, s.rows_out, s.order.offsets, ctx.stream});
+  const Tensor out = shared_out() ? ctx.scratch->allocate(ctx.activation, rows.shape()) : s.rows_out;
+  grouped_gemm_forward({act, down_.value, out, s.expert_offsets, ctx.stream});
+  if (shared_out()) collect_rows(ctx, s.exchange, out, s.rows_out);
   if (shared_) shared_->forward(ctx, x, y, s.shared);
   combine_rows(y, s.rows_out, s.weights, s.order, shared_.has_value(), ctx.stream);
 }
 
+// Rows sorted by expert [slots, C], or those that came here for this rank's experts.
+Tensor Moe::expert_rows(Context& ctx, const Tensor& sorted, const ExpertExchange& x) const {
+  if (!shared_out()) return sorted;
+  const Tensor rows = ctx.scratch->allocate(sorted.dtype(), {x.received, sorted.size(1)});
+  dispatch_rows(ctx, x, sorted, rows);
+  return rows;
+}
+
 void Moe::backward(Context& ctx, const Tensor& dy, const Tensor& dx, const Saved& s) {
   const ArenaScope scope(*ctx.scratch);
-  const int64_t slots = s.rows_out.size(0);
   const Tensor dweights = ctx.scratch->allocate(DType::f32, s.weights.shape());
-  const Tensor drows = ctx.scratch->allocate(ctx.activation, s.rows_out.shape());
-  combine_rows_backward({s.rows_out, s.weights, dy, s.order, drows, dweights, ctx.stream});
-
-  const Tensor act = ctx.scratch->allocate(ctx.activation, {slots, config_.intermediate_size});
-  swiglu({s.gate_up, act, ctx.stream});
-  grouped_gemm_wgrad({act, down_.grad, drows, s.order.offsets, ctx.stream});
-  grouped_gemm_dgrad({act, down_.value, drows, s.order.offsets, ctx.stream});
-  const Tensor dgate_up = ctx.scratch->allocate(ctx.activation, s.gate_up.shape());
-  swiglu_backward({s.gate_up, act, dgate_up, ctx.stream});
-  gather_rows(drows, s.x, s.order, ctx.stream);  // the experts' inputs once more; drows has been used
-  grouped_gemm_wgrad({drows, gate_up_.grad, dgate_up, s.order.offsets, ctx.stream});
-  grouped_gemm_dgrad({drows, gate_up_.value, dgate_up, s.order.offsets, ctx.stream});
+  const Tensor sorted = ctx.scratch->allocate(ctx.activation, s.rows_out.shape());
+  combine_rows_backward({s.rows_out, s.weights, dy, s.order, sorted, dweights, ctx.stream});
+  {
+    const ArenaScope inner(*ctx.scratch);
+    const Tensor drows = expert_rows(ctx, sorted, s.exchange);
+    const Tensor act = ctx.scratch->allocate(ctx.activation, {s.gate_up.size(0), config_.intermediate_size});
+    swiglu({s.gate_up, act, ctx.stream});
+    grouped_gemm_wgrad({act, down_.grad, drows, s.expert_offsets, ctx.stream});
+    grouped_gemm_dgrad({act, down_.value, drows, s.expert_offsets, ctx.stream});
+    const Tensor dgate_up = ctx.scratch->allocate(ctx.activation, s.gate_up.shape());
+    swiglu_backward({s.gate_up, act, dgate_up, ctx.stream});
+    gather_rows(sorted, s.x, s.order, ctx.stream);  // the experts' inputs once more; their gradients have been used
+    const Tensor rows = expert_rows(ctx, sorted, s.exchange);
+    grouped_gemm_wgrad({rows, gate_up_.grad, dgate_up, s.expert_offsets, ctx.stream});
+    grouped_gemm_dgrad({rows, gate_up_.value, dgate_up, s.expert_offsets, ctx.stream});
+    if (shared_out()) collect_rows(ctx, s.exchange, rows, sorted);
+  }
   if (shared_) shared_->backward(ctx, dy, dx, s.shared);
-  gather_rows_backward(dx, drows, s.order, shared_.has_value(), ctx.stream);
+  gather_rows_backward(dx, sorted, s.order, shared_.has_value(), ctx.stream);
   backward_router(ctx, dweights, dx, s);
 }
 
@@ -104,8 +133,12 @@ void Moe::backward_router(Context& ctx, const Tensor& dweights, const Tensor& dx
   const Tensor dlogits = ctx.scratch->allocate(DType::f32, s.logits.shape());
   router_backward({config_.rule, s.logits, s.experts, dweights, dlogits, ctx.stream});
   if (ctx.scales.balance > 0) {
-    BalanceLoss balance{config_.rule.k, s.logits, ctx.sequence->document_starts, static_cast<float>(ctx.scales.balance), ctx.sums->balance, dlogits, {},
-                        ctx.stream};
+    const PackedSequence& q = *ctx.sequence;
+    const Tensor counts = ctx.scratch->allocate_zeroed(DType::i64, {q.document_tokens.size(0), config_.num_experts}, ctx.stream);
+    balance_counts({config_.rule.k, s.logits, q.document_starts, q.document_ids, counts, ctx.stream});
+    if (ctx.ring) ctx.ring->group().all_reduce(counts, ReduceOp::sum, ctx.stream);
+    BalanceLoss balance{config_.rule.k, s.logits, q.document_starts, q.document_ids, q.document_tokens, counts, static_cast<float>(ctx.scales.balance), ctx.sums->balance, dlogits,
+                        {}, ctx.stream};
     balance.workspace = workspace(ctx, balance_loss_workspace_bytes(balance));
     balance_loss(balance);
   }

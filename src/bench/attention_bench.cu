@@ -1,26 +1,21 @@
 // Times sparse attention forward and backward at GLM's latent shape: 64 heads, 576/512, k = 2048, for random ids and for ids of
 // which 64 neighbouring queries share 90%, with 64K and 1M rows. Sampled results are checked against f64 on the host.
-// Usage: attention-bench [queries, 8192]
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <vector>
 
-#include "core/memory.h"
-#include "core/stream.h"
+#include "bench/bench.h"
 #include "kernels/index_loss/index_loss.h"
 #include "kernels/sparse_attention/sparse_attention.h"
 
-namespace hyscale {
+namespace hyscale::bench {
 namespace {
 
 using bf16 = __nv_bfloat16;
 constexpr int kHeads = 64, kDk = 576, kDv = 512, kK = 2048;
-const Device kCuda{DeviceType::cuda, 0};
 
 __host__ __device__ uint64_t mix(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -115,72 +110,102 @@ std::pair<double, double> errors(const Problem& p, int64_t queries) {
   return {worst_out, worst_dq};
 }
 
-template <typename Call>
-double median_ms(Call call) {
-  std::vector<double> times;
-  for (int i = 0; i < 6; ++i) {
-    Event start(kCuda), stop(kCuda);
-    start.record({});
-    call();
-    stop.record({});
-    stop.synchronize();
-    if (i) times.push_back(stop.milliseconds_since(start));
+constexpr int kIndexHeads = 32, kIndexDims = 128;
+
+// The index loss behind an attention backward: 32 heads of 128, weights all one.
+struct LossProblem {
+  Memory memory;
+  IndexLoss loss;
+  LossProblem(const Problem& p, int64_t queries, int64_t rows, bool deterministic) {
+    const Shape shape{queries, kIndexHeads, kIndexDims};
+    loss.q = memory.normal(shape, 4);
+    loss.keys = memory.normal({rows, kIndexDims}, 5);
+    loss.selection = p.forward.selection;
+    loss.head_sum = p.backward.head_sum;
+    loss.grad_scale = 1.f / static_cast<float>(queries);
+    loss.loss_sum = memory.make(DType::f64, {1}, "loss");
+    loss.dq = memory.make(DType::bf16, shape, "dq");
+    loss.dkeys = memory.make(DType::f32, {rows, kIndexDims}, "dkeys");
+    loss.deterministic = deterministic;
+    loss.workspace = memory.make(DType::u8, {static_cast<int64_t>(index_loss_workspace_bytes(loss))}, "workspace");
+    zero(loss.dkeys, {});
+    zero(loss.loss_sum, {});
   }
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
-}
+};
 
-// Milliseconds of the index loss behind this backward: 32 heads of 128, weights all one.
-double index_loss_ms(const Problem& p, int64_t queries, int64_t rows, bool deterministic) {
-  constexpr int kIndexHeads = 32, kIndexDims = 128;
-  Buffer q(kCuda, static_cast<size_t>(queries) * kIndexHeads * kIndexDims * 2, "q"), dq(kCuda, q.bytes(), "dq");
-  Buffer keys(kCuda, static_cast<size_t>(rows) * kIndexDims * 2, "keys"), dkeys(kCuda, keys.bytes() * 2, "dkeys"), sum(kCuda, 8, "loss");
-  const Shape shape{queries, kIndexHeads, kIndexDims};
-  IndexLoss l{Tensor(q.data(), DType::bf16, kCuda, shape), {}, Tensor(keys.data(), DType::bf16, kCuda, {rows, kIndexDims}), p.forward.selection,
-              p.backward.head_sum, 1.f / static_cast<float>(queries), Tensor(sum.data(), DType::f64, kCuda, {1}), Tensor(dq.data(), DType::bf16, kCuda, shape),
-              {}, Tensor(dkeys.data(), DType::f32, kCuda, {rows, kIndexDims}), deterministic, {}, {}};
-  const Buffer workspace(kCuda, index_loss_workspace_bytes(l), "workspace");
-  l.workspace = Tensor(workspace.data(), DType::u8, kCuda, {static_cast<int64_t>(workspace.bytes())});
-  fill_normal<<<2048, 256>>>(static_cast<bf16*>(q.data()), l.q.elements(), 4);
-  fill_normal<<<2048, 256>>>(static_cast<bf16*>(keys.data()), l.keys.elements(), 5);
-  zero(l.dkeys, {});
-  zero(l.loss_sum, {});
-  return median_ms([&] { index_loss(l); });
-}
-
-int run(int64_t queries) {
-  bool right = true;
-  std::printf("%-10s %9s | %9s %8s %7s | %9s %8s | %9s %8s | %9s %9s | %8s %8s\n", "ids", "rows", "fwd ms", "TFLOP/s", "TB/s", "bwd ms", "TFLOP/s", "det ms",
-              "TFLOP/s", "err out", "err dq", "loss ms", "det ms");
-  for (int64_t rows : {int64_t{1} << 16, int64_t{1} << 20})
-    for (int shared : {0, 9}) {
-      Problem p(queries, rows, shared);
-      const double pairs = static_cast<double>(queries) * kK * kHeads;
-      const double forward = median_ms([&] { sparse_attention_forward(p.forward); });
-      p.backward.deterministic = false;
-      const double backward = median_ms([&] { sparse_attention_backward(p.backward); });
-      p.backward.deterministic = true;
-      const double deterministic = median_ms([&] { sparse_attention_backward(p.backward); });
-      const auto [out_error, dq_error] = errors(p, queries);
-      right &= out_error < 1e-2 && dq_error < 1e-2;
-      const double forward_flop = pairs * 2 * (kDk + kDv), backward_flop = pairs * 2 * (3 * kDk + 2 * kDv);
-      std::printf("%-10s %9lld | %9.3f %8.1f %7.2f | %9.3f %8.1f | %9.3f %8.1f | %9.2e %9.2e | %8.3f %8.3f\n", shared ? "64sh90%" : "random",
-                  static_cast<long long>(rows), forward, forward_flop / forward * 1e-9, static_cast<double>(queries) * kK * kDk * 2 / forward * 1e-9,
-                  backward, backward_flop / backward * 1e-9, deterministic, backward_flop / deterministic * 1e-9, out_error, dq_error,
-                  index_loss_ms(p, queries, rows, false), index_loss_ms(p, queries, rows, true));
-      std::fflush(stdout);
+// Largest relative L2 error of dq over sampled queries, against f64 from the device's own inputs.
+double loss_error(const IndexLoss& l, int64_t queries) {
+  double worst = 0;
+  for (int64_t t : {int64_t{0}, queries / 3, queries - 1}) {
+    const auto ids = download<int32_t>(l.selection.indices.i32() + t * kK, kK);
+    const auto head_sum = download<float>(l.head_sum.f32() + t * kK, kK);
+    const auto q = download<uint16_t>(l.q.data<uint16_t>() + t * kIndexHeads * kIndexDims, kIndexHeads * kIndexDims);
+    const auto got = download<uint16_t>(l.dq.data<uint16_t>() + t * kIndexHeads * kIndexDims, kIndexHeads * kIndexDims);
+    std::vector<std::vector<uint16_t>> keys;
+    for (int32_t id : ids) keys.push_back(download<uint16_t>(l.keys.data<uint16_t>() + static_cast<int64_t>(id) * kIndexDims, kIndexDims));
+    std::vector<double> products(static_cast<size_t>(kK) * kIndexHeads), scores(kK), dq(static_cast<size_t>(kIndexHeads) * kIndexDims);
+    double teacher = 0, student = 0, top = 0;
+    for (int j = 0; j < kK; ++j) {
+      for (int h = 0; h < kIndexHeads; ++h) {
+        double dot = 0;
+        for (int d = 0; d < kIndexDims; ++d) dot += value(q[h * kIndexDims + d]) * value(keys[j][d]);
+        products[j * kIndexHeads + h] = dot;
+        scores[j] += std::max(dot, 0.0);
+      }
+      teacher += head_sum[j];
+      top = std::max(top, scores[j]);
     }
-  return right ? 0 : 1;
+    for (double x : scores) student += std::exp(x - top);
+    for (int j = 0; j < kK; ++j) {
+      const double g = l.grad_scale * (std::exp(scores[j] - top) / student - head_sum[j] / teacher);
+      for (int h = 0; h < kIndexHeads; ++h)
+        for (int d = 0; d < kIndexDims && products[j * kIndexHeads + h] > 0; ++d) dq[h * kIndexDims + d] += g * value(keys[j][d]);
+    }
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < dq.size(); ++i) difference += std::pow(value(got[i]) - dq[i], 2), norm += dq[i] * dq[i];
+    worst = std::max(worst, std::isfinite(difference) ? std::sqrt(difference / norm) : INFINITY);
+  }
+  return worst;
+}
+
+std::string verdict(double error) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%s: relative error %.1e", error < 1e-2 ? "right" : "WRONG", error);
+  return text;
 }
 
 }  // namespace
-}  // namespace hyscale
 
-int main(int argc, char** argv) {
-  try {
-    return hyscale::run(argc > 1 ? std::atoll(argv[1]) : 8192);
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "%s\n", e.what());
-    return 1;
-  }
+std::vector<Row> attention_benchmark(int64_t queries, bool loss) {
+  std::vector<Row> all;
+  const double pairs = static_cast<double>(queries) * kK;
+  const auto row = [&](const std::string& name, double ms, double flop_of_pair, double bytes_of_pair, double error) {
+    all.push_back({name, verdict(error), ms, 1e-12 * pairs * flop_of_pair, 1e-9 * pairs * bytes_of_pair, 0, sustained_gemm_rate(ms)});
+  };
+  for (int64_t rows : {int64_t{1} << 16, int64_t{1} << 20})
+    for (int shared : {0, 9}) {
+      Problem p(queries, rows, shared);
+      const std::string ids = concat(shared ? "64 share 90%" : "random", ", ", rows >> 10, "K rows");
+      const double forward = median_ms([&] { sparse_attention_forward(p.forward); }, 5);
+      p.backward.deterministic = false;
+      const double backward = median_ms([&] { sparse_attention_backward(p.backward); }, 5);
+      const auto [out_error, dq_error] = errors(p, queries);
+      if (loss) {
+        for (bool deterministic : {false, true}) {
+          LossProblem problem(p, queries, rows, deterministic);
+          const double ms = median_ms([&] { index_loss(problem.loss); }, 5);
+          row(concat("index loss", deterministic ? " deterministic" : "", ", ", ids, ": ", static_cast<int>(1000 * ms / backward) / 10.0, "% of backward"), ms,
+              6.0 * kIndexHeads * kIndexDims, 2.0 * 2 * kIndexDims + 4 * kIndexDims, loss_error(problem.loss, queries));
+        }
+        continue;
+      }
+      row("forward, " + ids, forward, 2.0 * kHeads * (kDk + kDv), 2.0 * kDk, out_error);
+      row("backward, " + ids, backward, 2.0 * kHeads * (3 * kDk + 2 * kDv), 2.0 * kDk + 4 * kDk, dq_error);
+      p.backward.deterministic = true;
+      const double deterministic = median_ms([&] { sparse_attention_backward(p.backward); }, 5);
+      row("backward deterministic, " + ids, deterministic, 2.0 * kHeads * (3 * kDk + 2 * kDv), 2.0 * kDk + 8 * kDk, errors(p, queries).second);
+    }
+  return all;
 }
+
+}  // namespace hyscale::bench

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "core/range.h"
 #include "kernels/common/cuda.cuh"
 #include "kernels/gemm/gemm.h"
 
@@ -85,6 +86,38 @@ double sustained_gemm_rate(double milliseconds) {
     for (int i = 0; i < count; ++i) product();
   });
   return 2.0 * n * n * n * count / ms / 1e9;
+}
+
+std::map<std::string, double> profile(const std::function<void()>& work) {
+  struct Mark {
+    cudaEvent_t event;
+    std::string owner;  // of the time from here to the next mark
+  };
+  std::vector<Mark> marks;
+  std::vector<std::string> stack{"between ops"};
+  const auto mark = [&] {
+    marks.push_back({nullptr, stack.back()});
+    cudaEventCreate(&marks.back().event);
+    cudaEventRecord(marks.back().event);
+  };
+  mark();
+  observe_ranges([&](const char* name, bool enters) {
+    if (enters) stack.push_back(name);
+    else stack.pop_back();
+    mark();
+  });
+  work();
+  observe_ranges({});
+  mark();
+  check_cuda(cudaEventSynchronize(marks.back().event), "profile");
+  std::map<std::string, double> ms;
+  for (size_t i = 0; i + 1 < marks.size(); ++i) {
+    float part = 0;
+    cudaEventElapsedTime(&part, marks[i].event, marks[i + 1].event);
+    ms[marks[i].owner] += part;
+  }
+  for (const Mark& m : marks) cudaEventDestroy(m.event);
+  return ms;
 }
 
 void print_table(const std::vector<Row>& rows) {

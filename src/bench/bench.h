@@ -1,6 +1,7 @@
 // What every benchmark shares: device memory, made-up data, timing, the rate that cuBLAS sustains, and the table.
 #pragma once
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -39,6 +40,26 @@ struct Row {
 void print_table(const std::vector<Row>&);
 nlohmann::json to_json(const std::vector<Row>&);
 
+// Time by range of an op, exclusive of what it calls, in milliseconds; by events on the default stream.
+std::map<std::string, double> profile(const std::function<void()>& work);
+
+// The way of today's systems for selection: scores by cuBLAS in chunks of `rows` queries into a table, head reduction, radix
+// select; keys beyond what a chunk sees are not scored. q bf16 [T, H, D], keys bf16 [N, D], weights f32 [T, H] or absent,
+// end i32 [T] on the device and `visible` the same on the host; indices i32 [T, k].
+struct TableSelect {
+  Tensor q, keys, weights, end;
+  std::vector<int32_t> visible;
+  Tensor indices;
+  int64_t rows = 64;
+  Tensor scores, reduced, gemm_space;  // made by make_table
+};
+void make_table(TableSelect&, Memory&);
+void table_select(const TableSelect&);
+
 std::vector<Row> topk_benchmark(bool quick);
+// GLM's latent shape with 64K and 1M rows, ids random and of neighbours that share; `loss`: of the index loss instead.
+std::vector<Row> attention_benchmark(int64_t queries, bool loss);
+// A GLM-5.1 layer as one rank of `ranks` runs it on a sequence of `tokens`: forward, recomputation, backward.
+std::vector<Row> layer_benchmark(int64_t tokens, int ranks);
 
 }  // namespace hyscale::bench

@@ -195,38 +195,46 @@ Row flash(const Problem& p) {
   return r;
 }
 
-// Scores in bf16 through cuBLAS, `rows` queries at a time.
 Row table(const Problem& p, int64_t rows) {
   Memory memory;
   const Shape3& s = p.shape;
   const size_t before = allocated_bytes(kCuda);
-  const Tensor out = memory.make(DType::i32, {s.queries, s.k}, "selection");
+  TableSelect t{p.q, p.keys, p.weights, p.end, download<int32_t>(p.end, 0, s.queries), memory.make(DType::i32, {s.queries, s.k}, "selection"), rows, {}, {}, {}};
   const size_t result = allocated_bytes(kCuda) - before;
-  const Tensor scores = memory.make(DType::bf16, {rows * s.heads, s.keys}, "score table"), reduced = memory.make(DType::f32, {rows, s.keys}, "score table"),
-               space = memory.make(DType::u8, {kGemmWorkspaceBytes}, "gemm workspace");
-  const auto run = [&] {
-    for (int64_t first = 0; first < s.queries; first += rows) {
-      const int64_t n = std::min(rows, s.queries - first);
-      gemm({.a = p.q.view({s.queries * s.heads, kDims}).slice(0, first * s.heads, (first + n) * s.heads), .b = p.keys, .c = scores.slice(0, 0, n * s.heads), .transpose_b = true,
-            .workspace = space});
-      reduce_heads_kernel<<<dim3(static_cast<unsigned>(std::min<int64_t>(512, (s.keys + 255) / 256)), static_cast<unsigned>(n)), 256>>>(
-          scores.data<bf16>(), p.weights.defined() ? p.weights.f32() + first * s.heads : nullptr, reduced.f32(), s.heads, s.keys);
-      radix_select_kernel<<<static_cast<unsigned>(n), 1024>>>(reduced.f32(), p.end.i32() + first, out.i32() + first * s.k, s.keys, static_cast<int>(s.k));
-      check_launch("baseline");
-    }
-  };
+  make_table(t, memory);
   Row r;
   r.name = concat(s.name, ": table, ", rows, " rows at a time");
-  r.ms = median_ms(run, 1);
+  r.ms = median_ms([&] { table_select(t); }, 1);
   r.tflop = p.tflop();
   r.gigabytes = 1e-9 * static_cast<double>(s.queries * s.keys) * (2.0 * 2 * static_cast<double>(s.heads) + 6 * 4);
   r.extra_bytes = allocated_bytes(kCuda) - before - result;
-  r.check = check(p, out, 3e-2);
+  r.check = check(p, t.indices, 3e-2);
   r.gemm_rate = sustained_gemm_rate(std::min(r.ms, 1000.0));
   return r;
 }
 
 }  // namespace
+
+void make_table(TableSelect& t, Memory& memory) {
+  const int64_t heads = t.q.size(1), keys = t.keys.size(0);
+  t.scores = memory.make(DType::bf16, {t.rows * heads * keys}, "score table");
+  t.reduced = memory.make(DType::f32, {t.rows * keys}, "score table");
+  t.gemm_space = memory.make(DType::u8, {kGemmWorkspaceBytes}, "gemm workspace");
+}
+
+void table_select(const TableSelect& t) {
+  const int64_t queries = t.q.size(0), heads = t.q.size(1), dims = t.q.size(2), k = t.indices.size(1);
+  for (int64_t first = 0; first < queries; first += t.rows) {
+    const int64_t n = std::min(t.rows, queries - first);
+    const int64_t keys = *std::max_element(t.visible.begin() + first, t.visible.begin() + first + n);
+    gemm({.a = t.q.view({queries * heads, dims}).slice(0, first * heads, (first + n) * heads), .b = t.keys.slice(0, 0, keys),
+          .c = Tensor(t.scores.raw(), DType::bf16, kCuda, {n * heads, keys}), .transpose_b = true, .workspace = t.gemm_space});
+    reduce_heads_kernel<<<dim3(static_cast<unsigned>(std::min<int64_t>(512, (keys + 255) / 256)), static_cast<unsigned>(n)), 256>>>(
+        t.scores.data<bf16>(), t.weights.defined() ? t.weights.f32() + first * heads : nullptr, t.reduced.f32(), heads, keys);
+    radix_select_kernel<<<static_cast<unsigned>(n), 1024>>>(t.reduced.f32(), t.end.i32() + first, t.indices.i32() + first * k, keys, static_cast<int>(k));
+    check_launch("baseline");
+  }
+}
 
 std::vector<Row> topk_benchmark(bool quick) {
   const int64_t m = 1 << 20;

@@ -1,7 +1,5 @@
 #include "checkpoint/checkpoint.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <iomanip>
@@ -9,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "checkpoint/digest.h"
 #include "core/error.h"
 #include "core/file.h"
 
@@ -24,22 +23,6 @@ std::string step_name(int64_t step) {
   return out.str();
 }
 
-std::string file_hash(const std::string& path) {
-  const File file = File::open_to_read(path);
-  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), XXH3_freeState);
-  XXH3_64bits_reset(state.get());
-  std::vector<char> block(size_t{4} << 20);
-  const int64_t size = file.size();
-  for (int64_t at = 0; at < size; at += static_cast<int64_t>(block.size())) {
-    const size_t count = static_cast<size_t>(std::min<int64_t>(size - at, static_cast<int64_t>(block.size())));
-    file.read_at(at, block.data(), count);
-    XXH3_64bits_update(state.get(), block.data(), count);
-  }
-  std::ostringstream out;
-  out << std::hex << std::setfill('0') << std::setw(16) << XXH3_64bits_digest(state.get());
-  return out.str();
-}
-
 std::vector<std::string> files_under(const std::string& root) {
   std::vector<std::string> names;
   for (const auto& entry : fs::recursive_directory_iterator(root))
@@ -52,6 +35,19 @@ void make_folder(const std::string& path) {
   std::error_code error;
   fs::create_directories(path, error);
   if (error) throw UserError(concat(path, ": cannot create the folder: ", error.message()));
+}
+
+// Digests that writers left beside their files (leave_digests).
+nlohmann::json take_digests(const std::string& partial) {
+  nlohmann::json all = nlohmann::json::object();
+  std::vector<fs::path> notes;
+  for (const auto& entry : fs::directory_iterator(partial))
+    if (entry.path().filename().string().starts_with(".digests-")) notes.push_back(entry.path());
+  for (const fs::path& note : notes) {
+    all.update(nlohmann::json::parse(read_text_file(note.string())));
+    fs::remove(note);
+  }
+  return all;
 }
 
 // A link that points to the new checkpoint or the old one, never to nothing.
@@ -84,9 +80,10 @@ CheckpointWriter::~CheckpointWriter() {
 
 std::string CheckpointWriter::commit() {
   nlohmann::json manifest{{"format", 1}, {"files", nlohmann::json::object()}};
+  const nlohmann::json known = take_digests(partial_);
   for (const std::string& name : files_under(partial_)) {
     const std::string path = partial_ + "/" + name;
-    manifest["files"][name] = {{"bytes", fs::file_size(path)}, {"xxh3", file_hash(path)}};
+    manifest["files"][name] = {{"bytes", fs::file_size(path)}, {"xxh3", known.contains(name) ? known[name].get<std::string>() : file_digest(path)}};
   }
   for (const auto& entry : fs::recursive_directory_iterator(partial_))
     if (entry.is_directory()) sync_directory(entry.path().string());
@@ -100,6 +97,10 @@ std::string CheckpointWriter::commit() {
   sync_directory(directory_);
   point_latest(directory_, fs::path(final_).filename().string());
   return final_;
+}
+
+void leave_digests(const std::string& partial, int rank, const FileDigests& digests) {
+  write_text_file(concat(partial, "/.digests-", rank), nlohmann::json(digests).dump());
 }
 
 std::vector<std::pair<int64_t, std::string>> list_checkpoints(const std::string& directory) {
@@ -133,7 +134,7 @@ void verify_checkpoint(const std::string& path, bool hashes) {
     if (!fs::is_regular_file(file)) throw UserError(file + ": is missing; the checkpoint is damaged");
     const auto size = fs::file_size(file);
     if (size != entry.at("bytes").get<uintmax_t>()) throw UserError(concat(file, ": has ", size, " bytes, the manifest says ", entry["bytes"].dump(), "; the checkpoint is damaged"));
-    if (hashes && file_hash(file) != entry.at("xxh3").get<std::string>()) throw UserError(file + ": its contents differ from the manifest's xxh3; the checkpoint is damaged");
+    if (hashes && file_digest(file) != entry.at("xxh3").get<std::string>()) throw UserError(file + ": its contents differ from the manifest's xxh3; the checkpoint is damaged");
   }
 }
 

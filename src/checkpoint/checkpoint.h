@@ -7,6 +7,7 @@
 // A checkpoint is written under a hidden name and renamed when it is complete: what has its name is whole.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,10 @@ class CheckpointWriter {
   std::string directory_, partial_, final_;
   bool committed_ = false;
 };
+
+// Digests of files, by their path in the checkpoint, made while they were written: commit() need not read them again.
+using FileDigests = std::map<std::string, std::string>;
+void leave_digests(const std::string& partial, int rank, const FileDigests&);
 
 // Complete checkpoints of a run, by step ascending.
 std::vector<std::pair<int64_t, std::string>> list_checkpoints(const std::string& directory);

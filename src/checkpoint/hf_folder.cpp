@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <iomanip>
 #include <set>
+#include <sstream>
 
 #include "core/error.h"
 
@@ -28,13 +29,14 @@ std::set<std::string> shard_names(const std::string& folder, const nlohmann::jso
   return names;
 }
 
-std::string shard_name(size_t i, size_t count) {
+std::string shard_name(int64_t i, int64_t count) {
+  if (count == 1) return "model.safetensors";
   std::ostringstream out;
   out << "model-" << std::setfill('0') << std::setw(5) << i + 1 << "-of-" << std::setw(5) << count << ".safetensors";
   return out.str();
 }
 
-int64_t source_bytes(const HfTensorSource& t) {
+int64_t tensor_bytes(const SafetensorsWriter::Entry& t) {
   int64_t n = safetensors_dtype_bytes(t.dtype);
   for (int64_t d : t.shape) n *= d;
   return n;
@@ -74,39 +76,62 @@ std::vector<std::string> HfFolderReader::names() const {
   return names;
 }
 
-void write_hf_folder(const std::string& folder, const nlohmann::json& config, std::vector<HfTensorSource> tensors, int64_t shard_bytes) {
+HfShardWriter::HfShardWriter(const std::string& folder, std::vector<SafetensorsWriter::Entry> tensors, int64_t shard_bytes)
+    : folder_(folder), tensors_(std::move(tensors)) {
   fs::create_directories(folder);
-  std::sort(tensors.begin(), tensors.end(), [](const HfTensorSource& a, const HfTensorSource& b) {
-    const int64_t wa = safetensors_dtype_bytes(a.dtype), wb = safetensors_dtype_bytes(b.dtype);
-    return wa != wb ? wa > wb : a.name < b.name;
-  });
-  std::vector<std::pair<size_t, size_t>> shards;  // ranges of tensors
-  int64_t total = 0, in_shard = 0;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const int64_t bytes = source_bytes(tensors[i]);
-    if (shards.empty() || in_shard + bytes > shard_bytes) shards.emplace_back(i, i), in_shard = 0;
-    shards.back().second = i + 1;
+  int64_t in_shard = 0;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const int64_t bytes = tensor_bytes(tensors_[i]);
+    if (shards_.empty() || in_shard + bytes > shard_bytes) shards_.push_back({i, i}), in_shard = 0;
+    shards_.back().end = i + 1;
     in_shard += bytes;
-    total += bytes;
   }
-  if (shards.empty()) shards.emplace_back(0, 0);
-  nlohmann::ordered_json index;
-  index["metadata"]["total_size"] = total;
-  for (size_t s = 0; s < shards.size(); ++s) {
-    const std::string name = shards.size() == 1 ? "model.safetensors" : shard_name(s, shards.size());
-    std::vector<SafetensorsWriter::Entry> entries;
-    for (size_t i = shards[s].first; i < shards[s].second; ++i) {
-      entries.push_back({tensors[i].name, tensors[i].dtype, tensors[i].shape});
-      index["weight_map"][tensors[i].name] = name;
-    }
-    SafetensorsWriter writer(folder + "/" + name, entries);
-    for (size_t i = shards[s].first; i < shards[s].second; ++i) {
-      const std::vector<char> bytes = tensors[i].bytes();
-      writer.append(bytes.data(), bytes.size());
-    }
-    writer.finish();
+  total_ = num_shards();
+}
+
+void HfShardWriter::number(int64_t first, int64_t total) {
+  first_ = first;
+  total_ = total;
+}
+
+void HfShardWriter::append(const void* bytes, size_t count) {
+  HYSCALE_CHECK(next_tensor_ < tensors_.size() && count == static_cast<size_t>(tensor_bytes(tensors_[next_tensor_])), count, " bytes for tensor ", next_tensor_, " of ",
+                tensors_.size());
+  if (!writer_) {
+    const Shard& shard = shards_[next_shard_];
+    writer_ = std::make_unique<SafetensorsWriter>(folder_ + "/" + shard_name(first_ + static_cast<int64_t>(next_shard_), total_),
+                                                  std::vector<SafetensorsWriter::Entry>(tensors_.begin() + static_cast<int64_t>(shard.begin), tensors_.begin() + static_cast<int64_t>(shard.end)));
   }
-  if (shards.size() > 1) write_text_file(folder + "/" + kIndexName, index.dump(2) + "\n");
+  writer_->append(bytes, count);
+  if (++next_tensor_ < shards_[next_shard_].end) return;
+  writer_->finish();
+  digests_[shard_name(first_ + static_cast<int64_t>(next_shard_), total_)] = writer_->digest();
+  writer_.reset();
+  ++next_shard_;
+}
+
+void HfShardWriter::finish() { HYSCALE_CHECK(next_tensor_ == tensors_.size(), next_tensor_, " of ", tensors_.size(), " tensors were written to ", folder_); }
+
+void finish_hf_folder(const std::string& folder, const nlohmann::json& config) {
+  std::vector<std::string> files;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.path().extension() == ".safetensors") files.push_back(entry.path().filename().string());
+  std::sort(files.begin(), files.end());
+  if (files.size() > 1) {
+    nlohmann::ordered_json index;
+    int64_t total = 0;
+    std::map<std::string, std::string> file_of;
+    for (const std::string& file : files) {
+      const SafetensorsReader reader(folder + "/" + file);
+      for (const auto& [name, info] : reader.tensors()) {
+        HYSCALE_CHECK(file_of.emplace(name, file).second, "tensor ", name, " is in ", file_of[name], " and in ", file);
+        total += info.end - info.begin;
+      }
+    }
+    index["metadata"]["total_size"] = total;
+    index["weight_map"] = file_of;
+    write_text_file(folder + "/" + kIndexName, index.dump(2) + "\n");
+  }
   write_text_file(folder + "/config.json", config.dump(2) + "\n");
 }
 

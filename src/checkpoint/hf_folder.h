@@ -1,6 +1,5 @@
 // Hugging Face model folders: config.json, model.safetensors or shards with an index.
 #pragma once
-#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -26,15 +25,33 @@ class HfFolderReader {
   std::map<std::string, const SafetensorsReader*> reader_of_;
 };
 
-// A tensor to be written; `bytes` is called when its turn comes and may be asked once.
-struct HfTensorSource {
-  std::string name, dtype;
-  std::vector<int64_t> shape;
-  std::function<std::vector<char>()> bytes;
+// Writes tensors one after the other into shards of at most `shard_bytes` (one tensor at least). Several writers, each with
+// its own tensors, may fill one folder: they agree on how many shards there are, and one of them then writes the index.
+class HfShardWriter {
+ public:
+  HfShardWriter(const std::string& folder, std::vector<SafetensorsWriter::Entry> tensors, int64_t shard_bytes = int64_t{5} << 30);
+  int64_t num_shards() const { return static_cast<int64_t>(shards_.size()); }
+  // Before the first append: this writer's shards are number first, first + 1, ... of total; a single one is model.safetensors.
+  void number(int64_t first, int64_t total);
+  void append(const void* bytes, size_t count);  // a whole tensor, in the order given
+  void finish();
+  // Digest of each finished shard, by file name.
+  const std::map<std::string, std::string>& digests() const { return digests_; }
+
+ private:
+  struct Shard {
+    size_t begin, end;  // tensors
+  };
+  std::string folder_;
+  std::vector<SafetensorsWriter::Entry> tensors_;
+  std::vector<Shard> shards_;
+  int64_t first_ = 0, total_ = 1;
+  size_t next_tensor_ = 0, next_shard_ = 0;
+  std::unique_ptr<SafetensorsWriter> writer_;
+  std::map<std::string, std::string> digests_;
 };
 
-// Writes config.json and the tensors, widest dtype first and then by name, as the safetensors library orders them; shards
-// of at most `shard_bytes` (one tensor at least) and an index when one file is not enough.
-void write_hf_folder(const std::string& folder, const nlohmann::json& config, std::vector<HfTensorSource>, int64_t shard_bytes = int64_t{5} << 30);
+// When every shard is there: config.json, and the index where there are several files.
+void finish_hf_folder(const std::string& folder, const nlohmann::json& config);
 
 }  // namespace hyscale

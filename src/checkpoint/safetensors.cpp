@@ -1,5 +1,7 @@
 #include "checkpoint/safetensors.h"
 
+#include "core/range.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -122,6 +124,7 @@ const SafetensorInfo& SafetensorsReader::info(const std::string& name) const {
 }
 
 void SafetensorsReader::read(const std::string& name, void* to) const {
+  const Range range("read tensor");
   const SafetensorInfo& i = info(name);
   file_.read_at(i.begin, to, static_cast<size_t>(i.end - i.begin));
 }
@@ -161,14 +164,22 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');
   const uint64_t size = text.size();
-  file_.write(&size, 8);
-  file_.write(text.data(), text.size());
+  write(&size, 8);
+  write(text.data(), text.size());
 }
 
+void SafetensorsWriter::write(const void* bytes, size_t count) {
+  digest_.add(bytes, count);
+  file_.write(bytes, count);
+}
+
+std::string SafetensorsWriter::digest() const { return digest_.text(); }
+
 void SafetensorsWriter::append(const void* bytes, size_t count) {
+  const Range range("write tensor");
   written_ += static_cast<int64_t>(count);
   HYSCALE_CHECK(written_ <= expected_, file_.path(), ": ", written_, " bytes written, ", expected_, " announced");
-  file_.write(bytes, count);
+  write(bytes, count);
 }
 
 void SafetensorsWriter::finish() {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/digest.h"
 #include "core/file.h"
 #include "core/tensor.h"
 
@@ -48,9 +49,13 @@ class SafetensorsWriter {
   SafetensorsWriter(const std::string& path, const std::vector<Entry>&);
   void append(const void* bytes, size_t count);  // of the entries, one after the other, in pieces of any size
   void finish();  // checks that every byte came, syncs and closes
+  std::string digest() const;  // of all bytes so far, as in file_digest
 
  private:
+  void write(const void* bytes, size_t count);
+
   File file_;
+  Digest digest_;
   int64_t expected_ = 0, written_ = 0;
 };
 

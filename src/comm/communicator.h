@@ -25,9 +25,10 @@ class Communicator {
   virtual void broadcast(const Tensor& data, int root, Stream) = 0;
   // In place. f32, f64, i32, i64; NCCL also bf16.
   virtual void all_reduce(const Tensor& data, ReduceOp, Stream) = 0;
-  // receive has size() times the elements of send, in rank order.
+  // receive has size() times the elements of send, in rank order; send may be this rank's part of receive.
   virtual void all_gather(const Tensor& send, const Tensor& receive, Stream) = 0;
-  // send has size() times the elements of receive; rank r receives the sum of everyone's r-th part. f32, f64.
+  // send has size() times the elements of receive; rank r receives the sum of everyone's r-th part. f32, f64. receive may be
+  // this rank's part of send; the other parts of send are then lost.
   virtual void reduce_scatter(const Tensor& send, const Tensor& receive, Stream) = 0;
   // Rows (dimension 0) of send go to rank 0, 1, ... in runs of send_rows[r]; receive gets runs of receive_rows[r].
   virtual void all_to_all(const Tensor& send, std::span<const int64_t> send_rows, const Tensor& receive,
@@ -49,6 +50,8 @@ class Communicator {
 };
 
 std::unique_ptr<Communicator> make_single_communicator();
+// One of `size` ranks that do not exist: takes meta tensors, moves nothing and counts the bytes that would be sent.
+std::unique_ptr<Communicator> make_meta_communicator(int rank, int size);
 // Only in builds with CUDA. `hosts` is an MPI communicator of the same ranks; `device` is this rank's own GPU.
 std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<Communicator> hosts, Device device);
 

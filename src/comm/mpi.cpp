@@ -9,6 +9,7 @@
 
 #include "comm/communicator.h"
 #include "core/memory.h"
+#include "core/range.h"
 
 namespace hyscale {
 namespace {
@@ -90,9 +91,13 @@ class MpiCommunicator final : public Communicator {
   int size() const override { return size_; }
   const char* transport() const override { return "mpi"; }
 
-  void barrier() override { check_mpi(MPI_Barrier(comm_), "barrier"); }
+  void barrier() override {
+    const Range range("barrier");
+    check_mpi(MPI_Barrier(comm_), "barrier");
+  }
 
   void broadcast(const Tensor& data, int root, Stream stream) override {
+    const Range range("broadcast");
     Staged host(data, rank_ == root, stage_a_, stream);
     in_pieces(data.bytes(), [&](int64_t at, int n) { check_mpi(MPI_Bcast(host.data() + at, n, MPI_BYTE, root, comm_), "broadcast"); });
     if (rank_ != root) host.store();
@@ -100,6 +105,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   void all_reduce(const Tensor& data, ReduceOp op, Stream stream) override {
+    const Range range("all_reduce");
     const MPI_Datatype type = mpi_type(data.dtype(), "all_reduce");
     const int64_t width = dtype_bytes(data.dtype());
     Staged host(data, true, stage_a_, stream);
@@ -111,6 +117,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   void all_gather(const Tensor& send, const Tensor& receive, Stream stream) override {
+    const Range range("all_gather");
     HYSCALE_CHECK(receive.bytes() == send.bytes() * size_, "all_gather of ", to_string(send), " into ", to_string(receive));
     Staged from(send, true, stage_a_, stream), to(receive, false, stage_b_, stream);
     exchange_all([&](int) { return Run{from.data(), static_cast<int64_t>(send.bytes())}; },
@@ -119,6 +126,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   void reduce_scatter(const Tensor& send, const Tensor& receive, Stream stream) override {
+    const Range range("reduce_scatter");
     HYSCALE_CHECK(send.bytes() == receive.bytes() * size_ && send.dtype() == receive.dtype(), "reduce_scatter of ",
                   to_string(send), " into ", to_string(receive));
     const MPI_Datatype type = mpi_type(send.dtype(), "reduce_scatter");
@@ -127,7 +135,8 @@ class MpiCommunicator final : public Communicator {
     // A piece of every part at a time: MPI_Reduce_scatter_block wants the parts adjacent, so each part is its own reduce.
     for (int root = 0; root < size_; ++root)
       in_pieces(part, [&](int64_t at, int n) {
-        check_mpi(MPI_Reduce(from.data() + root * part + at, to.data() + at, n / width, type, MPI_SUM, root, comm_), "reduce_scatter");
+        char *in = from.data() + root * part + at, *out = to.data() + at;
+        check_mpi(MPI_Reduce(rank_ == root && in == out ? MPI_IN_PLACE : in, out, n / width, type, MPI_SUM, root, comm_), "reduce_scatter");
       });
     to.store();
     sent_bytes_ += part * (size_ - 1);
@@ -135,6 +144,7 @@ class MpiCommunicator final : public Communicator {
 
   void all_to_all(const Tensor& send, std::span<const int64_t> send_rows, const Tensor& receive,
                   std::span<const int64_t> receive_rows, Stream stream) override {
+    const Range range("all_to_all");
     HYSCALE_CHECK(static_cast<int>(send_rows.size()) == size_ && static_cast<int>(receive_rows.size()) == size_,
                   "all_to_all over ", size_, " ranks with ", send_rows.size(), " and ", receive_rows.size(), " runs");
     const std::vector<int64_t> from_at = starts(send, send_rows), to_at = starts(receive, receive_rows);
@@ -153,6 +163,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   void finish_exchange(Stream) override {
+    const Range range("exchange");
     HYSCALE_CHECK(incoming_ != nullptr, "no exchange is under way");
     wait_all("exchange");
     incoming_->store();
@@ -191,7 +202,7 @@ class MpiCommunicator final : public Communicator {
       const Run send = out(to), receive = in(from);
       if (i == 0) {
         HYSCALE_CHECK(send.bytes == receive.bytes, operation, ": own run has ", send.bytes, " and ", receive.bytes, " bytes");
-        if (send.bytes) std::copy_n(send.data, send.bytes, receive.data);
+        if (send.bytes && send.data != receive.data) std::copy_n(send.data, send.bytes, receive.data);
         continue;
       }
       post_receive(receive.data, receive.bytes, from);

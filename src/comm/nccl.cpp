@@ -6,6 +6,7 @@
 
 #include "comm/communicator.h"
 #include "core/memory.h"
+#include "core/range.h"
 
 namespace hyscale {
 namespace {
@@ -51,17 +52,20 @@ class NcclCommunicator final : public Communicator {
   void barrier() override { hosts_->barrier(); }
 
   void broadcast(const Tensor& data, int root, Stream s) override {
+    const Range range("broadcast");
     expect_here(data, "broadcast");
     check(ncclBroadcast(data.raw(), data.raw(), data.bytes(), ncclUint8, root, comm_, native(s)), "broadcast");
     sent_bytes_ += rank() == root ? data.bytes() * (size() - 1) : 0;
   }
   void all_reduce(const Tensor& data, ReduceOp op, Stream s) override {
+    const Range range("all_reduce");
     expect_here(data, "all_reduce");
     check(ncclAllReduce(data.raw(), data.raw(), data.elements(), nccl_type(data.dtype(), "all_reduce"), nccl_op(op), comm_, native(s)),
           "all_reduce");
     sent_bytes_ += 2 * data.bytes() * (size() - 1) / size();
   }
   void all_gather(const Tensor& send, const Tensor& receive, Stream s) override {
+    const Range range("all_gather");
     expect_here(send, "all_gather");
     expect_here(receive, "all_gather");
     HYSCALE_CHECK(receive.bytes() == send.bytes() * size(), "all_gather of ", to_string(send), " into ", to_string(receive));
@@ -69,6 +73,7 @@ class NcclCommunicator final : public Communicator {
     sent_bytes_ += send.bytes() * (size() - 1);
   }
   void reduce_scatter(const Tensor& send, const Tensor& receive, Stream s) override {
+    const Range range("reduce_scatter");
     expect_here(send, "reduce_scatter");
     expect_here(receive, "reduce_scatter");
     HYSCALE_CHECK(send.bytes() == receive.bytes() * size() && send.dtype() == receive.dtype(), "reduce_scatter of ",
@@ -80,6 +85,7 @@ class NcclCommunicator final : public Communicator {
   }
   void all_to_all(const Tensor& send, std::span<const int64_t> send_rows, const Tensor& receive,
                   std::span<const int64_t> receive_rows, Stream s) override {
+    const Range range("all_to_all");
     expect_here(send, "all_to_all");
     expect_here(receive, "all_to_all");
     HYSCALE_CHECK(static_cast<int>(send_rows.size()) == size() && static_cast<int>(receive_rows.size()) == size(),
@@ -94,6 +100,7 @@ class NcclCommunicator final : public Communicator {
     check(ncclGroupEnd(), "all_to_all");
   }
   void begin_exchange(const Tensor& send, int to, const Tensor& receive, int from, Stream s) override {
+    const Range range("exchange");
     expect_here(send, "exchange");
     expect_here(receive, "exchange");
     check(ncclGroupStart(), "exchange");

@@ -1,49 +1,81 @@
 #include "comm/ring.h"
 
 #include <array>
-#include <utility>
 #include <vector>
 
 namespace hyscale {
 
-Ring::Ring(Communicator& group, const ContextLayout& layout, Device device)
-    : group_(group), layout_(layout), device_(device), transfer_(device), ready_(device), arrived_(device), waits_(device), goes_on_(device) {
+Ring::Ring(Communicator& group, const ContextLayout& layout, Device device, ContextTransport transport)
+    : group_(group), layout_(layout), device_(device), transport_(transport), transfer_(device), ready_(device) {
   HYSCALE_CHECK(group.size() == layout.size(), "a group of ", group.size(), " ranks for a layout of ", layout.size());
 }
 
-void Ring::wait_for_transfer(Stream compute) {
-  if (timed_) waits_.record(compute);
-  group_.finish_exchange(transfer_.get());
-  arrived_.record(transfer_.get());
-  arrived_.hold(compute);
-  if (!timed_) return;
-  goes_on_.record(compute);
-  goes_on_.synchronize();
-  waited_ms_ += goes_on_.milliseconds_since(waits_);
+Ring::Timed& Ring::begin_transfer(Stream compute) {
+  if (num_timed_ == timed_.size()) timed_.emplace_back(device_);
+  Timed& t = timed_[num_timed_++];
+  ready_.record(compute);  // what is sent is complete, and whatever read the memory that receives has been enqueued before
+  ready_.hold(transfer_.get());
+  t.begins.record(transfer_.get());
+  return t;
 }
 
-double Ring::take_wait_milliseconds() { return std::exchange(waited_ms_, 0.0); }
+void Ring::wait_for_transfer(Timed& t, Stream compute) {
+  t.arrived.record(transfer_.get());
+  t.arrived.hold(compute);
+  t.goes_on.record(compute);
+}
+
+Ring::Times Ring::take_times() {
+  Times sum;
+  for (size_t i = 0; i < num_timed_; ++i) {
+    timed_[i].goes_on.synchronize();
+    sum.transfer_ms += timed_[i].arrived.milliseconds_since(timed_[i].begins);
+    sum.wait_ms += timed_[i].goes_on.milliseconds_since(timed_[i].waits);
+  }
+  num_timed_ = 0;
+  return sum;
+}
 
 void Ring::for_each_shard(const Tensor& own, Arena& scratch, Stream compute, const std::function<void(int, const Tensor&)>& visit) {
   const int n = group_.size(), rank = group_.rank();
   HYSCALE_CHECK(own.size(0) == layout_.local_tokens(rank), to_string(own), " for ", layout_.local_tokens(rank), " local tokens");
   if (n == 1) return visit(0, own);
   ArenaScope scope(scratch);
+  if (transport_ == ContextTransport::all_gather) return gather_all(own, scratch, compute, visit);
   const Shape most{layout_.max_local_tokens(), own.size(1)};
   const std::array<Tensor, 2> buffers{scratch.allocate(own.dtype(), most), scratch.allocate(own.dtype(), most)};
   Tensor now = own;
   for (int step = 0; step < n; ++step) {
     const bool more = step + 1 < n;
     Tensor next;
+    Timed* timed = nullptr;
     if (more) {
       next = buffers[step % 2].slice(0, 0, layout_.local_tokens(layout_.ring_shard(rank, step + 1)));
-      ready_.record(compute);  // `now` is complete, and whatever read the buffer of `next` has been enqueued before
-      ready_.hold(transfer_.get());
+      timed = &begin_transfer(compute);
       group_.begin_exchange(now, (rank + 1) % n, next, (rank + n - 1) % n, transfer_.get());
     }
     visit(layout_.ring_shard(rank, step), now);
-    if (more) wait_for_transfer(compute);
+    if (more) {
+      timed->waits.record(compute);
+      group_.finish_exchange(transfer_.get());
+      wait_for_transfer(*timed, compute);
+    }
     now = next;
+  }
+}
+
+// Shards of equal size, padded at their ends: [size, max_local_tokens, C].
+void Ring::gather_all(const Tensor& own, Arena& scratch, Stream compute, const std::function<void(int, const Tensor&)>& visit) {
+  const int n = group_.size(), rank = group_.rank();
+  const Tensor all = scratch.allocate(own.dtype(), {n, layout_.max_local_tokens(), own.size(1)});
+  copy(all.select(0, rank).slice(0, 0, own.size(0)), own, compute);
+  Timed& timed = begin_transfer(compute);
+  timed.waits.record(compute);
+  group_.all_gather(all.select(0, rank), all, transfer_.get());
+  wait_for_transfer(timed, compute);
+  for (int step = 0; step < n; ++step) {
+    const int shard = layout_.ring_shard(rank, step);
+    visit(shard, all.select(0, shard).slice(0, 0, layout_.local_tokens(shard)));
   }
 }
 
@@ -53,6 +85,7 @@ void Ring::reduce_into_owners(const Tensor& all_rows, const Tensor& own, Arena& 
   check_tensor(all_rows, "all_rows", DType::f32, {layout_.sequence_tokens(), own.size(1)});
   check_tensor(own, "own", DType::f32, {layout_.local_tokens(rank), all_rows.size(1)});
   ArenaScope scope(scratch);
+  if (transport_ == ContextTransport::all_gather) return scatter_sums(all_rows, own, scratch, compute, add);
   const Shape most{layout_.max_local_tokens(), own.size(1)};
   const std::array<Tensor, 2> buffers{scratch.allocate(DType::f32, most), scratch.allocate(DType::f32, most)};
   const auto shard_of = [&](int buffer, int shard) { return buffers[buffer].slice(0, 0, layout_.local_tokens(shard)); };
@@ -63,10 +96,11 @@ void Ring::reduce_into_owners(const Tensor& all_rows, const Tensor& own, Arena& 
   for (int step = 0; step + 1 < n; ++step) {
     const int coming = (shard + n - 1) % n;
     const Tensor next = shard_of((step + 1) % 2, coming);
-    ready_.record(compute);
-    ready_.hold(transfer_.get());
+    Timed& timed = begin_transfer(compute);
     group_.begin_exchange(now, (rank + 1) % n, next, (rank + n - 1) % n, transfer_.get());
-    wait_for_transfer(compute);
+    timed.waits.record(compute);
+    group_.finish_exchange(transfer_.get());
+    wait_for_transfer(timed, compute);
     int64_t at = 0;
     for (const TokenRange& s : layout_.segments(coming)) {
       if (s.size()) add(next.slice(0, at, at + s.size()), all_rows.slice(0, s.begin, s.end));
@@ -77,6 +111,18 @@ void Ring::reduce_into_owners(const Tensor& all_rows, const Tensor& own, Arena& 
   }
   HYSCALE_CHECK(shard == rank, "the sum of shard ", shard, " ended at rank ", rank);
   if (own.size(0)) add(own, now);
+}
+
+void Ring::scatter_sums(const Tensor& all_rows, const Tensor& own, Arena& scratch, Stream compute, const std::function<void(const Tensor&, const Tensor&)>& add) {
+  const int n = group_.size();
+  const Tensor parts = scratch.allocate_zeroed(DType::f32, {n, layout_.max_local_tokens(), own.size(1)}, compute);
+  const Tensor sum = scratch.allocate(DType::f32, {layout_.max_local_tokens(), own.size(1)});
+  for (int r = 0; r < n; ++r) take_shard(layout_, r, all_rows, parts.select(0, r).slice(0, 0, layout_.local_tokens(r)), compute);
+  Timed& timed = begin_transfer(compute);
+  timed.waits.record(compute);
+  group_.reduce_scatter(parts, sum, transfer_.get());
+  wait_for_transfer(timed, compute);
+  if (own.size(0)) add(own, sum.slice(0, 0, own.size(0)));
 }
 
 Tensor Ring::left_halo(const Tensor& own, int64_t width, Arena& arena, Stream stream) {

@@ -19,8 +19,10 @@ void check_combinations(const Config& c, const YamlReader& r) {
   if (!c.model.mtp && c.model.mtp_depths != 1) r.fail("model.mtp_depths", "acts only with model.mtp true");
   if (c.model.stage == "warmup" && c.loss.index_coefficient == 0) r.fail("loss.index_coefficient", "0 with model.stage warmup leaves nothing to train");
   if (c.model.stage == "warmup" && c.train.recompute != "none") r.fail("train.recompute", "does not act with model.stage warmup, which keeps no activations");
-  for (const auto& [key, ranks] : {std::pair{"parallel.context", c.parallel.context}, {"parallel.expert", c.parallel.expert}})
-    if (ranks != 1) r.fail(key, concat(ranks, "; this build splits sequences and experts over 1 rank"));
+  if ((c.parallel.data * c.parallel.context) % c.parallel.expert != 0)
+    r.fail("parallel.expert", concat(c.parallel.expert, " does not divide the ", c.parallel.data * c.parallel.context, " ranks of the job, parallel.data x parallel.context"));
+  if (c.parallel.context == 1 && (c.parallel.context_order != "zigzag" || c.parallel.context_transport != "ring"))
+    r.fail(c.parallel.context_order != "zigzag" ? "parallel.context_order" : "parallel.context_transport", "acts only with parallel.context above 1");
   if (c.train.micro_batches % c.parallel.data != 0)
     r.fail("parallel.data", concat(c.parallel.data, " does not divide train.micro_batches, ", c.train.micro_batches, ": every rank takes equally many sequences of a step"));
 }

@@ -44,13 +44,16 @@ struct Config {
   struct Checkpoint {
     std::string directory = "runs/default", dtype = "auto";
     int64_t every = 0, keep = 3, milestone_every = 0;
+    bool asynchronous = true;
   } checkpoint;
   struct Run {
     std::string device = "auto";
     int64_t log_every = 1;
+    double hang_seconds = 600, time_limit_seconds = 0;
   } run;
   struct Parallel {
     int64_t data = 1, context = 1, expert = 1;
+    std::string neighbours = "context", context_order = "zigzag", context_transport = "ring", sharding = "optimizer";
   } parallel;
   struct Plan {
     int64_t memory_bytes = 0;

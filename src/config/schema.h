@@ -84,16 +84,25 @@ void visit_rest(Visitor& v, Config& c) {
     s.field("every", c.checkpoint.every, Limits{0}, "Steps between checkpoints; 0: only at the end and on a signal.");
     s.field("keep", c.checkpoint.keep, Limits{1, 1e6}, "Newest checkpoints to keep.");
     s.field("milestone_every", c.checkpoint.milestone_every, Limits{0}, "Checkpoints of these steps are kept for good; 0: none.");
+    s.field("asynchronous", c.checkpoint.asynchronous, "Files are written beside the steps that follow, from a copy in host memory; false: training waits.");
     s.choice("dtype", c.checkpoint.dtype, Choices{"auto", "float32", "bfloat16"}, "Dtype of model/ weights; auto: what the run computes in. Resuming is exact with any.");
   });
   v.section("run", "This run.", [&](auto& s) {
     s.choice("device", c.run.device, Choices{"auto", "cpu", "cuda"}, "auto: cuda where a device is usable.");
+    s.field("hang_seconds", c.run.hang_seconds, Limits{0, 1e6},
+            "Seconds without any progress of a rank that end the job, naming rank, host and operation; five times as many until the first step is done. 0: no watch.");
+    s.field("time_limit_seconds", c.run.time_limit_seconds, Limits{0}, "Time after which the run saves and ends with exit code 75, as after a signal; 0: none.");
     s.field("log_every", c.run.log_every, Limits{1, 1e9}, "Steps between progress lines; metrics.jsonl has every step.");
   });
   v.section("parallel", "Ranks, started with mpirun.", [&](auto& s) {
-    s.field("data", c.parallel.data, Limits{1, 1e6}, "Ranks that share the sequences of a step; the number of MPI ranks. The result is that of one rank up to rounding.");
-    s.field("context", c.parallel.context, Limits{1, 1e6}, "Context-parallel ranks of one sequence.");
-    s.field("expert", c.parallel.expert, Limits{1, 1e6}, "Ranks that share the experts.");
+    s.field("data", c.parallel.data, Limits{1, 1e6}, "Ranks that work on different sequences of a step. data x context is the number of ranks of the job.");
+    s.field("context", c.parallel.context, Limits{1, 1e6}, "Ranks that work on different parts of one sequence.");
+    s.field("expert", c.parallel.expert, Limits{1, 1e6}, "Neighbouring ranks that share out the experts; divides both the ranks of the job and the experts.");
+    s.choice("neighbours", c.parallel.neighbours, Choices{"context", "data"}, "Which of the two groups is made of neighbouring ranks, and so lies on one host where it can.");
+    s.choice("context_order", c.parallel.context_order, Choices{"zigzag", "contiguous"}, "zigzag: each rank has an early and a late segment, so that causal work is even.");
+    s.choice("context_transport", c.parallel.context_transport, Choices{"ring", "all_gather"}, "ring: rows of other ranks arrive while those at hand are scored. all_gather: all at once.");
+    s.choice("sharding", c.parallel.sharding, Choices{"optimizer", "weights"},
+             "optimizer: ranks share the optimizer state (ZeRO-1). weights: also the weights and gradients of the decoder layers, gathered for use (ZeRO-3).");
   });
   v.section("plan", "Limits that --plan and the start of a run check.", [&](auto& s) {
     s.field("memory_bytes", c.plan.memory_bytes, Limits{0}, "Memory of one rank; 0: what the device has (with --plan on a machine without one: no limit).");

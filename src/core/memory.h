@@ -44,6 +44,7 @@ class PinnedBuffer {
   PinnedBuffer& operator=(const PinnedBuffer&) = delete;
   void reserve(size_t bytes);
   void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
 
  private:
   void release();

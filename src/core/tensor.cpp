@@ -128,6 +128,12 @@ Tensor Tensor::view(Shape shape) const {
   return Tensor(data_, dtype_, device_, shape);
 }
 
+Tensor Tensor::as_matrix() const {
+  int64_t columns = 1;
+  for (int i = 1; i < rank(); ++i) columns *= size(i);
+  return view({size(0), columns});
+}
+
 Tensor Tensor::split_last(int64_t outer, int64_t inner) const {
   HYSCALE_CHECK(rank() >= 1 && rank() < kMaxDims && shape_[-1] == outer * inner && (strides_[-1] == 1 || shape_[-1] <= 1),
                 "split of ", to_string(*this), " into ", outer, " x ", inner);

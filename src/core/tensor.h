@@ -90,6 +90,7 @@ class Tensor {
   // Views. slice keeps strides; view needs a contiguous tensor and may hold one -1.
   Tensor slice(int dim, int64_t begin, int64_t end) const;
   Tensor view(Shape shape) const;
+  Tensor as_matrix() const;  // [T, ...] -> [T, all the rest], also for T = 0
   Tensor select(int dim, int64_t index) const;      // drops the dimension
   Tensor split_last(int64_t outer, int64_t inner) const;  // [..., outer*inner] -> [..., outer, inner]; the last dim must be dense
 

@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <iomanip>
 #include <map>
-#include <numeric>
-#include <sstream>
+#include <optional>
 
 #include "checkpoint/safetensors.h"
 #include "kernels/adamw/adamw.h"
@@ -16,37 +14,62 @@
 namespace hyscale {
 namespace {
 
+constexpr const char* kParts[] = {"master", "m", "v"};
+
 size_t padded(int64_t elements) { return (static_cast<size_t>(elements) * 4 + 255) / 256 * 256; }
 
-Tensor flat(const Tensor& t) { return t.view({t.elements()}); }
+std::string rank_file(int rank) {
+  std::string digits = std::to_string(rank);
+  return "rank-" + std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0') + digits + ".safetensors";
+}
 
-// Owners of the parameters: the largest first, each to the rank that has least so far.
-std::vector<int> owners(const std::vector<Parameter*>& parameters, int ranks) {
-  std::vector<size_t> order(parameters.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return parameters[a]->shape.elements() > parameters[b]->shape.elements(); });
-  std::vector<int> owner(parameters.size());
-  std::vector<int64_t> load(static_cast<size_t>(ranks));
-  for (size_t i : order) {
-    const auto least = std::min_element(load.begin(), load.end());
-    owner[i] = static_cast<int>(least - load.begin());
-    *least += parameters[i]->shape.elements();
+// What the files of a checkpoint hold of one state tensor: pieces by their first element.
+struct StoredPiece {
+  const SafetensorsReader* reader;
+  std::string name;
+  int64_t elements;
+};
+using StoredState = std::map<std::string, std::map<int64_t, StoredPiece>>;  // by "NAME.m"
+
+StoredState stored_state(const std::vector<SafetensorsReader>& readers) {
+  StoredState out;
+  for (const SafetensorsReader& reader : readers)
+    for (const auto& [name, info] : reader.tensors()) {
+      const size_t at = name.rfind('@'), dot = name.find('.', at == std::string::npos ? 0 : at);
+      if (at == std::string::npos || dot == std::string::npos || info.dtype != "F32" || name.find_first_not_of("0123456789", at + 1) != dot || dot == at + 1 || dot - at > 16)
+        throw UserError(concat(reader.path(), ": tensor \"", name, "\" of ", info.dtype, " is no optimizer state; expected NAME@FIRST.PART of F32"));
+      out[name.substr(0, at) + name.substr(dot)][std::stoll(name.substr(at + 1, dot - at - 1))] = {&reader, name, info.elements()};
+    }
+  return out;
+}
+
+// Elements [first, first + out.size()) of one state tensor, put together from the pieces that hold them.
+void collect(const std::map<int64_t, StoredPiece>& pieces, const std::string& what, int64_t first, std::vector<float>& out) {
+  std::vector<float> values;
+  int64_t at = first;
+  const int64_t end = first + static_cast<int64_t>(out.size());
+  while (at < end) {
+    auto piece = pieces.upper_bound(at);
+    const bool covered = piece != pieces.begin() && (--piece, piece->first + piece->second.elements > at);
+    if (!covered) throw UserError(concat(what, ": the files hold no value of element ", at));
+    values.resize(static_cast<size_t>(piece->second.elements));
+    piece->second.reader->read(piece->second.name, values.data());
+    const int64_t upto = std::min(end, piece->first + piece->second.elements);
+    std::copy(values.begin() + (at - piece->first), values.begin() + (upto - piece->first), out.begin() + (at - first));
+    at = upto;
   }
-  return owner;
 }
 
 }  // namespace
 
-Optimizer::Optimizer(ParameterStore& store, const OptimizerOptions& options, Device device, int rank, int ranks, Communicator* data)
-    : options_(options), device_(device), rank_(rank), data_(data) {
-  std::vector<Parameter*> parameters;
-  for (Parameter& p : store.all())
-    if (p.group == ParameterGroup::indexer || (p.group == ParameterGroup::trunk && !options.indexer_only)) parameters.push_back(&p);
-  const std::vector<int> owner = owners(parameters, ranks);
+Optimizer::Optimizer(ParameterStore& store, const OptimizerOptions& options, Device device, Communicator* world)
+    : store_(store), options_(options), device_(device), world_(world) {
+  std::vector<ShardPiece> pieces;
   size_t bytes = 0;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    trained_.emplace_back(parameters[i], owner[i]);
-    if (owner[i] == rank) bytes += padded(parameters[i]->shape.elements()) * (parameters[i]->value.dtype() == DType::f32 ? 2 : 3);
+  for (const ShardPiece& p : store.own_pieces()) {
+    if (options.indexer_only && p.parameter->group != ParameterGroup::indexer) continue;
+    pieces.push_back(p);
+    bytes += padded(p.value.elements()) * (p.value.dtype() == DType::f32 ? 2 : 3);
   }
   memory_ = Buffer(device, bytes, "optimizer state");
   char* next = static_cast<char*>(memory_.data());
@@ -55,12 +78,10 @@ Optimizer::Optimizer(ParameterStore& store, const OptimizerOptions& options, Dev
     if (next) next += padded(n);
     return t;
   };
-  for (const auto& [parameter, owner_rank] : trained_) {
-    if (owner_rank != rank) continue;
-    Parameter& p = *parameter;
-    const int64_t n = p.shape.elements();
-    State s{&p, p.value.dtype() == DType::f32 ? flat(p.value) : take(n), take(n), take(n)};
-    if (p.value.dtype() != DType::f32) cast(s.master, flat(p.value), {});
+  for (const ShardPiece& p : pieces) {
+    const int64_t n = p.value.elements();
+    State s{p, p.value.dtype() == DType::f32 ? p.value : take(n), take(n), take(n)};
+    if (p.value.dtype() != DType::f32) cast(s.master, p.value, {});
     zero(s.m, {});
     zero(s.v, {});
     states_.push_back(s);
@@ -76,26 +97,21 @@ Optimizer::Optimizer(ParameterStore& store, const OptimizerOptions& options, Dev
 void Optimizer::update(double lr, const Tensor& sums, Stream stream) {
   const Tensor space(workspace_.data(), DType::u8, device_, {static_cast<int64_t>(workspace_.bytes())});
   zero(norm_sums_, stream);
-  for (const auto& [parameter, owner] : trained_) {
-    const int64_t group = parameter->group == ParameterGroup::indexer;
-    sum_of_squares({flat(parameter->grad), norm_sums_.slice(0, group, group + 1), space, stream});
+  // A shard lies on one rank only, so every element is counted once, in any layout.
+  for (const ShardPiece& p : store_.own_pieces()) {
+    const int64_t group = p.parameter->group == ParameterGroup::indexer;
+    sum_of_squares({p.grad, norm_sums_.slice(0, group, group + 1), space, stream});
   }
+  if (world_) world_->all_reduce(norm_sums_, ReduceOp::sum, stream);
   // Both gates look at everything: a step is applied whole or not at all.
   for (int64_t group = 0; group < 2; ++group)
     clip_gate({norm_sums_.slice(0, group, group + 1), {norm_sums_, sums}, static_cast<float>(group ? options_.indexer_clip_norm : options_.clip_norm),
                gates_.select(0, group), stream});
-  for (const State& s : states_) {
-    const bool indexer = s.parameter->group == ParameterGroup::indexer;
-    adamw({s.master, s.m, s.v, flat(s.parameter->grad), flat(s.parameter->value), gates_.select(0, indexer),
-           static_cast<float>(indexer ? lr * options_.indexer_lr_scale : lr), static_cast<float>(options_.beta1), static_cast<float>(options_.beta2),
-           static_cast<float>(options_.eps), s.parameter->weight_decay ? static_cast<float>(options_.weight_decay) : 0.0f, updates_ + 1, stream});
-  }
-  share_values(stream);
-}
-
-void Optimizer::share_values(Stream stream) {
-  if (!data_ || data_->size() == 1) return;
-  for (const auto& [parameter, owner] : trained_) data_->broadcast(parameter->value, owner, stream);
+  for (const State& s : states_)
+    adamw({s.master, s.m, s.v, s.piece.grad, s.piece.value, gates_.select(0, s.indexer()), static_cast<float>(s.indexer() ? lr * options_.indexer_lr_scale : lr),
+           static_cast<float>(options_.beta1), static_cast<float>(options_.beta2), static_cast<float>(options_.eps),
+           s.piece.parameter->weight_decay ? static_cast<float>(options_.weight_decay) : 0.0f, updates_ + 1, stream});
+  store_.share_values(stream);
 }
 
 Optimizer::Result Optimizer::result(Stream stream) {
@@ -109,50 +125,51 @@ Optimizer::Result Optimizer::result(Stream stream) {
   return {applied, std::sqrt(sums[0]), std::sqrt(sums[1])};
 }
 
-void Optimizer::save(const std::string& folder) const {
-  std::ostringstream path;
-  path << folder << "/rank-" << std::setfill('0') << std::setw(5) << rank_ << ".safetensors";
+void Optimizer::save(const std::string& folder, WriteQueue& queue, std::shared_ptr<FileDigests> digests) const {
   std::vector<SafetensorsWriter::Entry> entries;
   for (const State& s : states_)
-    for (const char* part : {"master", "m", "v"}) entries.push_back({s.parameter->name + "." + part, "F32", {s.parameter->shape.elements()}});
-  SafetensorsWriter writer(path.str(), entries);
-  std::vector<float> host;
+    for (const char* part : kParts) entries.push_back({concat(s.piece.parameter->name, "@", s.piece.first_element, ".", part), "F32", {s.m.elements()}});
+  const std::string name = rank_file(world_ ? world_->rank() : 0);
+  const auto writer = std::make_shared<std::optional<SafetensorsWriter>>();
+  queue.push([writer, path = folder + "/" + name, entries] { writer->emplace(path, entries); });
   for (const State& s : states_)
     for (const Tensor* t : {&s.master, &s.m, &s.v}) {
-      host.resize(static_cast<size_t>(t->elements()));
-      copy_bytes(host.data(), Device{}, t->raw(), device_, t->bytes(), {});
+      const std::shared_ptr<PinnedBuffer> copy = queue.buffer(t->bytes());
+      copy_bytes(copy->data(), Device{}, t->raw(), device_, t->bytes(), {});
       synchronize(device_, {});
-      writer.append(host.data(), t->bytes());
+      queue.push([writer, copy, bytes = t->bytes()] { (*writer)->append(copy->data(), bytes); });
     }
-  writer.finish();
+  queue.push([writer, digests, name] {
+    (*writer)->finish();
+    (*digests)["optimizer/" + name] = (*writer)->digest();
+  });
 }
 
 void Optimizer::restore(const std::string& folder, int64_t updates) {
-  std::vector<SafetensorsReader> readers;
-  std::map<std::string, const SafetensorsReader*> reader_of;
   std::vector<std::string> paths;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) paths.push_back(entry.path().string());
   std::sort(paths.begin(), paths.end());
+  std::vector<SafetensorsReader> readers;
   for (const std::string& path : paths) readers.emplace_back(path);
-  for (const SafetensorsReader& reader : readers)
-    for (const auto& [name, info] : reader.tensors()) reader_of[name] = &reader;
+  const StoredState stored = stored_state(readers);
   std::vector<float> host;
-  for (const State& s : states_)
-    for (const auto& [part, t] : {std::pair{"master", s.master}, {"m", s.m}, {"v", s.v}}) {
-      const std::string name = s.parameter->name + "." + part;
-      if (!reader_of.count(name)) throw UserError(concat(folder, ": has no tensor \"", name, '"'));
-      const SafetensorsReader& reader = *reader_of[name];
-      const SafetensorInfo& info = reader.info(name);
-      if (info.dtype != "F32" || info.elements() != t.elements())
-        throw UserError(concat(reader.path(), ": tensor \"", name, "\" has ", info.elements(), " elements of ", info.dtype, "; expected ", t.elements(), " of F32"));
-      host.resize(static_cast<size_t>(t.elements()));
-      reader.read(name, host.data());
-      copy_bytes(t.raw(), device_, host.data(), Device{}, t.bytes(), {});
+  for (const State& s : states_) {
+    const Tensor* tensors[] = {&s.master, &s.m, &s.v};
+    for (int i = 0; i < 3; ++i) {
+      const std::string name = s.piece.parameter->name + "." + kParts[i];
+      const auto found = stored.find(name);
+      if (found == stored.end()) throw UserError(concat(folder, ": has no tensor \"", name, '"'));
+      const auto& [last, piece] = *found->second.rbegin();
+      if (last + piece.elements != s.piece.parameter->whole_elements())
+        throw UserError(concat(piece.reader->path(), ": tensor \"", name, "\" has ", last + piece.elements, " elements; expected ", s.piece.parameter->whole_elements()));
+      host.resize(static_cast<size_t>(tensors[i]->elements()));
+      collect(found->second, concat(folder, ": \"", name, '"'), s.piece.first_element, host);
+      copy_bytes(tensors[i]->raw(), device_, host.data(), Device{}, tensors[i]->bytes(), {});
       synchronize(device_, {});
     }
-  for (const State& s : states_)
-    if (s.master.raw() != s.parameter->value.raw()) cast(flat(s.parameter->value), s.master, {});
-  share_values({});
+    if (s.master.raw() != s.piece.value.raw()) cast(s.piece.value, s.master, {});
+  }
+  store_.share_values({});
   updates_ = updates;
 }
 

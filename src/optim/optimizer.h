@@ -1,13 +1,12 @@
-// AdamW over a model's parameters: f32 masters and moments, one clipped norm per group.
-//
-// The data ranks share the state (ZeRO-1, a whole parameter at a time): each parameter has an owner that keeps its master
-// and moments, updates it, and broadcasts the new value. Gradients are already summed over the ranks when update() is called.
+// AdamW over this rank's shards of a model's parameters: f32 masters and moments, one clipped norm per group.
 #pragma once
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/write_queue.h"
 #include "comm/communicator.h"
-#include "models/parameter.h"
+#include "models/parameter_store.h"
 
 namespace hyscale {
 
@@ -20,8 +19,8 @@ struct OptimizerOptions {
 
 class Optimizer {
  public:
-  // rank and ranks: of the data group; `data` is null for one rank (and on meta, where a plan asks for one rank's share).
-  Optimizer(ParameterStore&, const OptimizerOptions&, Device, int rank = 0, int ranks = 1, Communicator* data = nullptr);
+  // `world`: all ranks of the job, over which the shards' norms add up; null for one rank.
+  Optimizer(ParameterStore&, const OptimizerOptions&, Device, Communicator* world = nullptr);
 
   // Norms, clipping and update, all on the device. `sums` (f64) must be finite too; when anything is not, no weight changes.
   void update(double lr, const Tensor& sums, Stream);
@@ -35,26 +34,26 @@ class Optimizer {
 
   int64_t updates() const { return updates_; }
 
-  // FOLDER/rank-NNNNN.safetensors with master, m and v of the parameters that this rank owns. Restoring is bit-exact, from
-  // files of any number of ranks; throws UserError naming file and tensor where they do not fit this model.
-  void save(const std::string& folder) const;
+  // Writes through the queue; the state is copied before save returns.
+  // FOLDER/rank-NNNNN.safetensors with master, m and v of this rank's shards: "NAME@FIRST.m" begins at element FIRST of the
+  // parameter NAME. Restoring is bit-exact, from files of any number of ranks in any layout; throws UserError naming file
+  // and tensor where they do not fit this model.
+  void save(const std::string& folder, WriteQueue&, std::shared_ptr<FileDigests>) const;
   void restore(const std::string& folder, int64_t updates);
 
  private:
   struct State {
-    Parameter* parameter;
+    ShardPiece piece;
     Tensor master, m, v;  // f32, flat
+    bool indexer() const { return piece.parameter->group == ParameterGroup::indexer; }
   };
 
-  void share_values(Stream);
-
+  ParameterStore& store_;
   OptimizerOptions options_;
   Device device_;
-  int rank_;
-  Communicator* data_;
+  Communicator* world_;
   Buffer memory_, scalars_, workspace_;
-  std::vector<State> states_;                              // of the parameters that this rank owns
-  std::vector<std::pair<Parameter*, int>> trained_;        // every trained parameter and its owner
+  std::vector<State> states_;
   Tensor norm_sums_;  // f64 [2]: squares of trunk and indexer gradients
   Tensor gates_;      // f32 [2, 2]: clip factor and flag of each group
   int64_t updates_ = 0;

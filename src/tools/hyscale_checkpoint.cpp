@@ -45,7 +45,15 @@ void export_model(const std::string& path, const std::string& output, const std:
   model->parameters().allocate(Device{}, DType::f32);
   load_weights(model->parameters(), folder);
   const std::string stored = config.value("dtype", config.value("torch_dtype", "bfloat16"));
-  save_weights(*model, model->parameters(), output, dtype == "same" ? stored : dtype);
+  ProcessGroups alone = make_single_process_group();
+  // What has its name is whole.
+  const std::string written = dtype == "same" ? stored : dtype, partial = output + ".partial";
+  fs::remove_all(partial);
+  WriteQueue at_once(false);
+  save_weights(*model, alone, partial, written, at_once, nullptr);
+  finish_hf_folder(partial, saved_hf_config(*model, written));
+  if (fs::exists(output)) fs::remove(output);
+  fs::rename(partial, output);
   std::cout << fmt::format("exported {} to {}\n", from, output);
 }
 

@@ -3,12 +3,11 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdlib>
-#include <functional>
 #include <iostream>
 #include <set>
 
 #include "tools/main.h"
-#include "train/plan.h"
+#include "train/cluster.h"
 #include "train/signals.h"
 #include "train/trainer.h"
 
@@ -23,16 +22,19 @@ bool own_gpus(Communicator& world, Device device) {
   return std::set<int64_t>(all.begin(), all.end()).size() == all.size();
 }
 
-// All ranks of the job, over NCCL where each has a GPU of its own and over MPI otherwise.
-std::unique_ptr<Communicator> data_ranks(const MpiEnvironment& mpi, Device device) {
+// The ranks of the job, over NCCL where each has a GPU of its own and over MPI otherwise.
+ProcessGroups groups_over_mpi(const MpiEnvironment& mpi, Device device, const ParallelSizes& sizes) {
   std::unique_ptr<Communicator> world = mpi.world();
+  check_parallel_sizes(sizes, world->size());
+  std::unique_ptr<Communicator> hosts = world->split(0, world->rank());
   const bool over_nccl = device.is_cuda() && world->size() > 1 && own_gpus(*world, device);
 #ifdef HYSCALE_HAS_CUDA
   if (over_nccl) world = make_nccl_communicator(std::move(world), device);
 #endif
   HYSCALE_CHECK(!over_nccl || built_with_cuda(), "a CUDA device in a build without CUDA");
-  if (world->rank() == 0) spdlog::info("{} ranks over {}", world->size(), world->transport());
-  return world;
+  if (world->rank() == 0)
+    spdlog::info("{} ranks over {}: data {} x context {}, experts over {}", world->size(), world->transport(), sizes.data, sizes.context, sizes.expert);
+  return make_process_groups(std::move(world), std::move(hosts), sizes);
 }
 
 // Whether a launcher (mpirun, or srun with PMI) started this process; alone it needs no MPI.
@@ -42,22 +44,23 @@ bool launched_with_ranks() {
   return false;
 }
 
-int train_as_rank(const Config& config, const std::string& resume, int local_rank, const std::function<std::unique_ptr<Communicator>(Device)>& make_ranks) {
-  const Device device = choose_device(config.run.device, local_rank);
-  const std::unique_ptr<Communicator> data = make_ranks(device);
-  if (data->size() != config.parallel.data)
-    throw UserError(concat("parallel.data: ", config.parallel.data, ", but the job has ", data->size(), data->size() == 1 ? " rank; start it with mpirun" : " ranks"));
-  if (data->rank() == 0) std::cout << "# effective configuration\n" << config_yaml(config) << std::flush;
+int train_as_rank(const Config& config, const std::string& resume, Device device, ProcessGroups groups) {
+  if (groups.hosts->rank() == 0) std::cout << "# effective configuration\n" << config_yaml(config) << std::flush;
   install_stop_signals();
-  return static_cast<int>(Trainer(config, resume, device, *data).run());
+  return static_cast<int>(Trainer(config, resume, device, groups).run());
 }
 
 int train(const Config& config, const std::string& resume, int argc, char** argv) {
-  if (!launched_with_ranks()) return train_as_rank(config, resume, 0, [](Device) { return make_single_communicator(); });
+  const ParallelSizes sizes = parallel_sizes(config);
+  if (!launched_with_ranks()) {
+    if (sizes.world() != 1) throw UserError(concat("parallel: data ", sizes.data, " x context ", sizes.context, " = ", sizes.world(), " ranks, but the job has 1; start it with mpirun"));
+    return train_as_rank(config, resume, choose_device(config.run.device), make_single_process_group());
+  }
   const MpiEnvironment mpi(&argc, &argv);
   // One rank's failure ends the job: the others may be waiting for it in a collective.
   try {
-    return train_as_rank(config, resume, mpi.local_rank(), [&](Device device) { return data_ranks(mpi, device); });
+    const Device device = choose_device(config.run.device, mpi.local_rank());
+    return train_as_rank(config, resume, device, groups_over_mpi(mpi, device, sizes));
   } catch (const UserError& e) {
     MpiEnvironment::abort(e.what(), 2);
   } catch (const std::exception& e) {
@@ -66,7 +69,7 @@ int train(const Config& config, const std::string& resume, int argc, char** argv
 }
 
 int run(int argc, char** argv) {
-  std::string config_path, resume;
+  std::string config_path, resume, cluster;
   std::vector<std::string> overrides;
   bool plan = false, reference = false;
   CLI::App app{"Trains a language model with learned sparse attention."};
@@ -74,6 +77,7 @@ int run(int argc, char** argv) {
   app.add_option("--set", overrides, "section.key=value: overrides a key of the configuration; may be repeated")->expected(1)->take_all();
   app.add_option("--resume", resume, "a checkpoint folder, or 'latest' of checkpoint.directory (starts anew where there is none)");
   app.add_flag("--plan", plan, "print parameters, bytes and FLOPs, and exit: 0 when it fits, 3 when it does not");
+  app.add_option("--cluster", cluster, "with --plan: estimate the time of a step on a cluster, e.g. h20x512");
   app.add_flag("--config-reference", reference, "print all configuration keys as Markdown");
   app.footer("Exit codes: 0 done; 1 internal error; 2 configuration, file or data; 3 --plan: does not fit; 4 too many non-finite\n"
              "steps; 75 stopped by SIGINT, SIGTERM or SIGUSR1 after saving a checkpoint (continue with --resume latest).");
@@ -88,9 +92,11 @@ int run(int argc, char** argv) {
   }
   if (config_path.empty()) throw UserError("--config FILE is missing; see --help");
   const Config config = read_config(config_path, overrides);
+  if (!cluster.empty() && !plan) throw UserError("--cluster acts only with --plan");
   if (plan) {
     const Plan p = make_plan(config);
     std::cout << plan_text(p, config);
+    if (!cluster.empty()) std::cout << cluster_text(p, config, parse_cluster(cluster));
     return static_cast<int>(p.fits() ? ExitCode::done : ExitCode::does_not_fit);
   }
   return train(config, resume, argc, argv);

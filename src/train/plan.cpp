@@ -33,36 +33,40 @@ double train_flops(const ForwardFlops& f, const Config& c) {
   return 3 * (f.linear + f.attention) + (selects_twice ? 2 : 1) * f.selector;
 }
 
-Plan make_plan(const Config& c) {
+Plan make_plan(const Config& c, int rank) {
   Plan p;
   const bool cuda = c.run.device == "cuda" || (c.run.device == "auto" && cuda_device_count() > 0);
   p.device = cuda ? "cuda" : "cpu";
   const DType dtype = cuda ? DType::bf16 : DType::f32;
   const Device meta{DeviceType::meta};
-  const std::unique_ptr<Model> model = make_model(c);
+  ProcessGroups groups = make_meta_process_groups(rank, parallel_sizes(c));
+  p.ranks = groups.sizes.world();
+  const std::unique_ptr<Model> model = make_model(c, &groups);
   ParameterStore& store = model->parameters();
-  store.allocate(meta, dtype);
-  for (const Parameter& q : store.all()) {
-    p.weights += q.value.bytes();
-    if (q.grad.defined()) p.gradients += q.grad.bytes();
-  }
+  store.allocate(meta, dtype, sharding(c, groups));
+  p.weights = store.value_bytes();
+  p.gradients = store.gradient_bytes();
   p.total_elements = store.num_elements();
   p.hf_tensors = store.num_hf_tensors();
   p.active_elements = model->num_active_elements();
 
   const size_t before = allocated_bytes(meta);
-  const Optimizer optimizer(store, optimizer_options(c), meta, 0, static_cast<int>(c.parallel.data));
+  Optimizer optimizer(store, optimizer_options(c), meta, groups.world.get());
   p.optimizer = allocated_bytes(meta) - before;
 
-  Step step(*model, step_options(c, meta, dtype));
+  Step step(*model, step_options(c, meta, dtype, &groups));
   const size_t tokens = static_cast<size_t>(c.data.sequence_tokens);
   const HostSequence sequence =
       make_host_sequence(std::vector<int32_t>(tokens), std::vector<int32_t>(tokens), {0, static_cast<int32_t>(c.data.sequence_tokens)});
   StepTotals totals;
   totals.add(sequence, model->mtp_depths());
   step.begin(totals);
-  step.micro_batch(sequence);
+  const int64_t micro_batches = c.train.micro_batches / c.parallel.data;
+  for (int64_t i = 0; i < micro_batches; ++i) step.micro_batch(sequence, i + 1 == micro_batches);
+  step.reduce();
+  optimizer.update(0, step.sums(), {});
   p.step = step.memory();
+  p.sent = {groups.world->sent_bytes() + groups.expert_replicas->sent_bytes(), groups.context->sent_bytes(), groups.expert->sent_bytes()};
   p.forward = model->forward_flops(c.data.sequence_tokens);
   p.train_flops_per_token = train_flops(p.forward, c);
   p.limit = c.plan.memory_bytes > 0 ? static_cast<size_t>(c.plan.memory_bytes) : cuda ? cuda_memory_bytes() : host_memory();
@@ -70,11 +74,14 @@ Plan make_plan(const Config& c) {
 }
 
 std::string plan_text(const Plan& p, const Config& c) {
-  std::string t = fmt::format("Plan for one rank on {}, {} tokens per sequence\n", p.device, grouped(c.data.sequence_tokens));
+  std::string t = fmt::format("Plan for one of {} ranks on {}, {} tokens per sequence\n", p.ranks, p.device, grouped(c.data.sequence_tokens));
   t += fmt::format("  parameters          {:>20} in {} tensors of a Hugging Face checkpoint\n", grouped(p.total_elements), grouped(p.hf_tensors));
   t += fmt::format("  active per token    {:>20} without the input embedding\n", grouped(p.active_elements));
   for (const auto& [name, bytes] : classes(p)) t += fmt::format("  {:<20}{}\n", name, gib(bytes));
   if (p.limit > 0) t += fmt::format("  {:<20}{}   {}\n", "available", gib(p.limit), p.fits() ? "fits" : "DOES NOT FIT");
+  if (p.ranks > 1)
+    for (const auto& [name, bytes] : {std::pair{"parameters", p.sent.parameters}, {"context", p.sent.context}, {"experts", p.sent.experts}})
+      t += fmt::format("  sent for {:<11}{}  per step\n", name, gib(static_cast<size_t>(bytes)));
   t += fmt::format("  forward FLOPs per token: products {:.3e}, attention over selected keys {:.3e}, selector {:.3e}\n", p.forward.linear, p.forward.attention,
                    p.forward.selector);
   t += fmt::format("  training FLOPs per token: {:.3e} (recomputed work not counted)\n", p.train_flops_per_token);

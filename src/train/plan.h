@@ -12,17 +12,22 @@ namespace hyscale {
 struct Plan {
   std::string device;  // what the plan is for: "cpu" or "cuda"
   int64_t total_elements = 0, hf_tensors = 0, active_elements = 0;
+  int ranks = 1;
   size_t weights = 0, gradients = 0, optimizer = 0;
   StepMemory step;
   size_t total_bytes() const { return weights + gradients + optimizer + step.saved + step.scratch + step.selections + step.inputs; }
+  // Bytes that the rank sends in a step of micro_batches / data sequences, by what they serve.
+  struct Sent {
+    int64_t parameters = 0, context = 0, experts = 0;
+  } sent;
   ForwardFlops forward;  // per token
   double train_flops_per_token = 0;
   size_t limit = 0;      // bytes of one rank; 0: unknown
   bool fits() const { return limit == 0 || total_bytes() <= limit; }
 };
 
-// Needs no data and no GPU. Throws UserError for a model configuration that cannot be used.
-Plan make_plan(const Config&);
+// Of one rank of the job. Needs no data and no GPU. Throws UserError for a model configuration that cannot be used.
+Plan make_plan(const Config&, int rank = 0);
 std::string plan_text(const Plan&, const Config&);
 std::string plan_line(const Plan&);  // the classes in MiB, for messages about memory that ran out
 

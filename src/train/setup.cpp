@@ -19,18 +19,29 @@ std::string hf_config_path(const Config& c) {
   return std::filesystem::is_directory(c.model.config) ? c.model.config + "/config.json" : c.model.config;
 }
 
-std::unique_ptr<Model> make_model(const Config& c) {
+std::unique_ptr<Model> make_model(const Config& c, const ProcessGroups* groups) {
   const std::string path = hf_config_path(c);
   ModelOptions o;
   o.latent_norm_eps = static_cast<float>(c.model.latent_norm_eps);
   o.mtp = c.model.mtp;
   o.mtp_depths = static_cast<int>(c.model.mtp_depths);
   o.router_bias_update_rate = c.model.stage == "warmup" ? 0 : static_cast<float>(c.loss.router_bias_update_rate);
+  if (groups) o.expert_rank = groups->place.expert, o.expert_ranks = groups->sizes.expert;
   return make_model(read_hf_config(path), path, o);
 }
 
-StepOptions step_options(const Config& c, Device device, DType activation) {
+ParallelSizes parallel_sizes(const Config& c) {
+  return {static_cast<int>(c.parallel.data), static_cast<int>(c.parallel.context), static_cast<int>(c.parallel.expert),
+          c.parallel.neighbours == "context"};
+}
+
+Sharding sharding(const Config& c, const ProcessGroups& g) { return {g.world.get(), g.expert_replicas.get(), c.parallel.sharding == "weights"}; }
+
+StepOptions step_options(const Config& c, Device device, DType activation, ProcessGroups* groups) {
   StepOptions o;
+  o.groups = groups;
+  o.context_order = c.parallel.context_order == "contiguous" ? ContextOrder::contiguous : ContextOrder::zigzag;
+  o.context_transport = c.parallel.context_transport == "all_gather" ? ContextTransport::all_gather : ContextTransport::ring;
   o.device = device;
   o.activation = activation;
   o.stage = c.model.stage == "warmup" ? Stage::warmup : Stage::sparse;

@@ -16,8 +16,11 @@ DType compute_dtype(Device);
 
 // model.config is a config.json or a folder that holds one.
 std::string hf_config_path(const Config&);
-std::unique_ptr<Model> make_model(const Config&);
-StepOptions step_options(const Config&, Device, DType activation);
+// With the share of the experts that this rank of the groups holds.
+std::unique_ptr<Model> make_model(const Config&, const ProcessGroups* = nullptr);
+ParallelSizes parallel_sizes(const Config&);
+Sharding sharding(const Config&, const ProcessGroups&);
+StepOptions step_options(const Config&, Device, DType activation, ProcessGroups* = nullptr);
 OptimizerOptions optimizer_options(const Config&);
 Schedule make_schedule(const Config&);
 

@@ -45,6 +45,8 @@ Context Step::context(const PackedSequence& sequence, LossSums& sums) {
   ctx.sums = &sums;
   ctx.selections = &selections_;
   ctx.routing = routing_;
+  ctx.ring = ring_.get();
+  if (options_.groups && options_.groups->expert->size() > 1) ctx.experts = options_.groups->expert.get();
   ctx.saved = &saved_;
   ctx.scratch = &scratch_;
   return ctx;
@@ -56,20 +58,36 @@ void Step::begin(const StepTotals& totals) {
   zero(sums_, stream());
 }
 
-void Step::micro_batch(const HostSequence& host) {
+void Step::set_ring(int64_t sequence_tokens) {
+  if (!options_.groups || options_.groups->context->size() == 1) return;
+  if (ring_ && ring_->layout().sequence_tokens() == sequence_tokens) return;
+  Communicator& group = *options_.groups->context;
+  ring_ = std::make_unique<Ring>(group, ContextLayout(sequence_tokens, group.size(), options_.context_order), options_.device, options_.context_transport);
+}
+
+// This rank's part of a sequence.
+PackedSequence Step::upload(const HostSequence& host) {
+  const int64_t tokens = static_cast<int64_t>(host.tokens.size());
+  set_ring(tokens);
+  const std::vector<TokenRange> segments = ring_ ? ring_->layout().segments(ring_->group().rank()) : std::vector<TokenRange>{{0, tokens}};
+  return to_device(host, segments, model_.mtp_depths(), inputs_, stream());
+}
+
+void Step::micro_batch(const HostSequence& host, bool last) {
   const ArenaScope scope(inputs_);
-  const PackedSequence sequence = to_device(host, inputs_, stream());
+  const PackedSequence sequence = upload(host);
   LossSums sums = slots();
   Context ctx = context(sequence, sums);
+  ctx.last_micro_batch = last;
   selections_.begin();
   model_.train_step(ctx, options_.recompute);
 }
 
 void Step::reduce() {
-  if (!shared()) return;
-  options_.data->all_reduce(model_.parameters().flat_gradients(), ReduceOp::sum, stream());
-  options_.data->all_reduce(sums_, ReduceOp::sum, stream());
-  if (const Tensor counts = model_.expert_counts(); counts.defined()) options_.data->all_reduce(counts, ReduceOp::sum, stream());
+  model_.parameters().finish_gradients(stream());
+  if (!options_.groups || options_.groups->world->size() == 1) return;
+  options_.groups->world->all_reduce(sums_, ReduceOp::sum, stream());
+  if (const Tensor counts = model_.expert_counts(); counts.defined()) options_.groups->world->all_reduce(counts, ReduceOp::sum, stream());
 }
 
 StepLosses Step::losses() { return read(totals_); }
@@ -89,29 +107,31 @@ StepLosses Step::read(const StepTotals& totals) {
   return l;
 }
 
-StepLosses Step::evaluate(const std::vector<HostSequence>& sequences) {
+std::optional<StepLosses> Step::evaluate(const std::vector<HostSequence>& sequences, const std::function<bool()>& stop) {
   StepTotals totals;
   zero(sums_, stream());
   LossSums sums = slots();
-  for (size_t i = 0; i < sequences.size(); ++i) {
-    const HostSequence& host = sequences[i];
-    totals.add(host, model_.mtp_depths());
-    if (shared() && static_cast<int>(i % static_cast<size_t>(options_.data->size())) != options_.data->rank()) continue;
+  for (const HostSequence& s : sequences) totals.add(s, model_.mtp_depths());
+  // Every data rank takes part in every round, if only with a token that has no label: others may wait for its experts.
+  const HostSequence nothing = make_host_sequence({0}, {-1}, {0, 1});
+  const size_t ranks = options_.groups ? static_cast<size_t>(options_.groups->sizes.data) : 1, rank = options_.groups ? static_cast<size_t>(options_.groups->place.data) : 0;
+  for (size_t first = 0; first < sequences.size(); first += ranks) {
+    if (stop && stop()) return std::nullopt;
     const ArenaScope scope(inputs_);
-    const PackedSequence sequence = to_device(host, inputs_, stream());
+    const PackedSequence sequence = upload(first + rank < sequences.size() ? sequences[first + rank] : nothing);
     Context ctx = context(sequence, sums);
     ctx.stage = Stage::sparse;
     selections_.begin();
     model_.evaluate(ctx);
     synchronize(options_.device, stream());
   }
-  if (shared()) options_.data->all_reduce(sums_, ReduceOp::sum, stream());
+  if (options_.groups) options_.groups->world->all_reduce(sums_, ReduceOp::sum, stream());
   return read(totals);
 }
 
 std::vector<float> Step::logits(const HostSequence& host) {
   const ArenaScope scope(inputs_);
-  const PackedSequence sequence = to_device(host, inputs_, stream());
+  const PackedSequence sequence = upload(host);
   LossSums sums = slots();
   Context ctx = context(sequence, sums);
   ctx.stage = Stage::sparse;

@@ -1,8 +1,10 @@
 // Step: forward and backward of the micro-batches of one optimizer step, and evaluation; owns the working memory.
 #pragma once
+#include <functional>
+#include <optional>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/groups.h"
 #include "models/model.h"
 #include "models/packed_sequence.h"
 #include "models/selection_store.h"
@@ -23,7 +25,9 @@ struct StepOptions {
   bool deterministic = false;
   SelectionStorage storage = SelectionStorage::int32;
   double index_coefficient = 0, balance_coefficient = 0, mtp_coefficient = 0;
-  Communicator* data = nullptr;  // ranks that share the sequences of a step; null: this one
+  ProcessGroups* groups = nullptr;  // the ranks of the job; null: this one alone
+  ContextOrder context_order = ContextOrder::zigzag;
+  ContextTransport context_transport = ContextTransport::ring;
   StepMemory reserve;  // from a plan; zeroes: memory grows by need
 };
 
@@ -48,18 +52,23 @@ class Step {
 
   // Zeroes gradients and sums.
   void begin(const StepTotals&);
-  // Does not wait: the sequence stays until losses() returns.
-  void micro_batch(const HostSequence&);
-  // Sums gradients, loss sums and expert counts over the data ranks. Once, after the last micro-batch of this rank.
+  // Does not wait: the sequence stays until losses() returns. The ranks of a context group get the same sequence and work on
+  // their parts. last: of this rank in this step.
+  void micro_batch(const HostSequence&, bool last);
+  // Sums gradients, loss sums and expert counts over the ranks. Once, after the last micro-batch.
   void reduce();
   // Synchronises. Throws nothing for non-finite values: the caller judges.
   StepLosses losses();
 
-  // Mean cross entropy over the sequences' labels (and over MTP labels), forward only. The data ranks share the sequences
-  // and have the same result.
-  StepLosses evaluate(const std::vector<HostSequence>&);
-  // f32 [T, V] on the host; for tests and small models.
+  // Mean cross entropy over the sequences' labels (and over MTP labels), forward only. The ranks share the sequences and have
+  // the same result.
+  // stop: asked before each round of sequences, with the same answer on all ranks; true: nothing is returned.
+  std::optional<StepLosses> evaluate(const std::vector<HostSequence>&, const std::function<bool()>& stop = {});
+  // f32 [T, V] on the host; for tests and small models on one rank.
   std::vector<float> logits(const HostSequence&);
+
+  // Milliseconds that transfers between context ranks took, and those for which the work waited; since the last call.
+  Ring::Times take_context_times() { return ring_ ? ring_->take_times() : Ring::Times{}; }
 
   // Of the step that runs or ran last, on the device: f64 [3 + selecting layers]: lm, mtp, balance, index of each layer.
   Tensor sums() const { return sums_; }
@@ -71,15 +80,17 @@ class Step {
 
  private:
   Context context(const PackedSequence&, LossSums&);
+  PackedSequence upload(const HostSequence&);
+  void set_ring(int64_t sequence_tokens);
   LossSums slots();
   StepLosses read(const StepTotals&);
-  bool shared() const { return options_.data && options_.data->size() > 1; }
 
   Model& model_;
   StepOptions options_;
   Arena saved_, scratch_, inputs_;
   SelectionStore selections_;
   RoutingStore* routing_ = nullptr;
+  std::unique_ptr<Ring> ring_;  // of the context group, for sequences of its length; none for one rank
   Buffer sums_memory_;
   Tensor sums_;
   StepTotals totals_;

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "checkpoint/checkpoint.h"
+#include "core/range.h"
 #include "train/plan.h"
 #include "train/signals.h"
 #include "train/weights.h"
@@ -35,21 +36,26 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+constexpr int kTimeLimit = 1000;  // as a reason to stop, beside the numbers of signals
+
+std::string stop_name(int stop) { return stop == kTimeLimit ? "run.time_limit_seconds" : signal_name(stop); }
+
 std::string checkpoint_dtype(const Config& c, Device device) {
   return c.checkpoint.dtype != "auto" ? c.checkpoint.dtype : device.is_cuda() ? "bfloat16" : "float32";
 }
 
 }  // namespace
 
-Trainer::Trainer(const Config& config, const std::string& resume, Device device, Communicator& data)
-    : config_(config), device_(device), data_(data), model_(make_model(config)), schedule_(make_schedule(config)) {
+Trainer::Trainer(const Config& config, const std::string& resume, Device device, ProcessGroups& groups)
+    : config_(config), device_(device), groups_(groups), model_(make_model(config, &groups)), schedule_(make_schedule(config)), queue_(config.checkpoint.asynchronous), watchdog_(config.run.hang_seconds, groups.hosts->rank()) {
+  started_ = std::chrono::steady_clock::now();
   const std::string& directory = config_.checkpoint.directory;
   const std::string checkpoint = resume.empty() ? "" : find_checkpoint(directory, resume);
   if (resume.empty() && !list_checkpoints(directory).empty())
     throw UserError(concat(directory, ": already holds ", list_checkpoints(directory).back().second, "; continue it with --resume latest, or set checkpoint.directory to a new folder"));
   if (config_.model.stage == "warmup" && !device_.is_cuda() && checkpoint_dtype(config_, device_) == "bfloat16")
     throw UserError("checkpoint.dtype: bfloat16 would round the frozen weights of model.stage warmup; expected auto or float32");
-  const Plan plan = make_plan(config_);
+  const Plan plan = make_plan(config_, groups_.hosts->rank());
   if (!plan.fits())
     throw UserError(concat("the run needs ", plan.total_bytes() >> 20, " MiB on ", to_string(device_), ", available are ", plan.limit >> 20,
                            " MiB; --plan shows by class what takes them"));
@@ -57,7 +63,7 @@ Trainer::Trainer(const Config& config, const std::string& resume, Device device,
   loader_ = std::make_unique<Loader>(loader_options(config_, config_.data.train, *model_, config_.data.shuffle));
   load_validation();
   ParameterStore& store = model_->parameters();
-  store.allocate(device_, compute_dtype(device_));
+  store.allocate(device_, compute_dtype(device_), sharding(config_, groups_));
   if (!checkpoint.empty()) {
     verify_checkpoint(checkpoint, false);
     check_same_model(checkpoint);
@@ -69,14 +75,13 @@ Trainer::Trainer(const Config& config, const std::string& resume, Device device,
   } else {
     store.initialize(static_cast<uint64_t>(config_.train.seed), model_->initializer_range());
   }
-  StepOptions options = step_options(config_, device_, compute_dtype(device_));
+  StepOptions options = step_options(config_, device_, compute_dtype(device_), &groups_);
   options.reserve = plan.step;
-  options.data = &data_;
   step_ = std::make_unique<Step>(*model_, options);
-  optimizer_ = std::make_unique<Optimizer>(store, optimizer_options(config_), device_, data_.rank(), data_.size(), &data_);
+  optimizer_ = std::make_unique<Optimizer>(store, optimizer_options(config_), device_, groups_.world.get());
   if (!checkpoint.empty()) restore(checkpoint);
   first_step_ = step_number_;
-  data_.barrier();  // every rank has read what it resumes from
+  groups_.hosts->barrier();  // every rank has read what it resumes from
   if (!leads()) return;
   fs::create_directories(directory);
   write_text_file(directory + "/config.yaml", config_yaml(config_));
@@ -107,7 +112,6 @@ void Trainer::restore(const std::string& path) {
   step_number_ = j.at("step");
   tokens_ = j.at("tokens");
   not_finite_in_row_ = j.at("not_finite_in_row");
-  saved_step_ = step_number_;
   loader_->restore(j.at("loader"));
   optimizer_->restore(path + "/optimizer", j.at("updates"));
 }
@@ -123,9 +127,10 @@ Trainer::Outcome Trainer::train_one() {
     sequences.push_back(to_host_sequence(loaded.back()));
     totals.add(sequences.back(), model_->mtp_depths());
   }
-  const int64_t calls_before = step_->selections().selector_calls();
+  const int64_t calls_before = step_->selections().selector_calls(), sent_before = sent_bytes();
   step_->begin(totals);
-  for (size_t i = static_cast<size_t>(data_.rank()); i < sequences.size(); i += static_cast<size_t>(data_.size())) step_->micro_batch(sequences[i]);
+  const size_t data_ranks = static_cast<size_t>(groups_.sizes.data);
+  for (size_t i = static_cast<size_t>(groups_.place.data); i < sequences.size(); i += data_ranks) step_->micro_batch(sequences[i], i + data_ranks >= sequences.size());
   step_->reduce();
   optimizer_->update(schedule_.rate(step_number_ + 1), step_->sums(), step_->stream());
   o.update = optimizer_->result(step_->stream());
@@ -134,6 +139,8 @@ Trainer::Outcome Trainer::train_one() {
   o.tokens = totals.queries;
   o.labels = totals.labels;
   o.selector_calls = step_->selections().selector_calls() - calls_before;
+  o.context = step_->take_context_times();
+  o.sent_bytes = sent_bytes() - sent_before;
   o.seconds = seconds_since(start);
   ++step_number_;
   tokens_ += o.tokens;
@@ -160,6 +167,11 @@ void Trainer::record(const Outcome& o, double lr) {
                       {"lr", lr}, {"grad_norm", number(o.update.norm)}, {"indexer_grad_norm", number(o.update.indexer_norm)}, {"applied", o.update.applied},
                       {"tokens", tokens_}, {"labels", o.labels}, {"seconds", o.seconds}, {"tokens_per_second", static_cast<double>(o.tokens) / o.seconds},
                       {"selector_calls", o.selector_calls}, {"peak_bytes", peak_bytes(device_)}};
+  if (groups_.sizes.world() > 1) line["sent_bytes"] = o.sent_bytes;
+  if (groups_.sizes.context > 1) {
+    line["context_transfer_seconds"] = o.context.transfer_ms / 1000;
+    line["context_wait_seconds"] = o.context.wait_ms / 1000;
+  }
   for (double v : o.losses.index_of_layer) line["index_loss_of_layer"].push_back(number(v));
   if (model_->mtp_depths() > 0) line["mtp_loss"] = number(o.losses.mtp);
   metrics_->write(line);
@@ -172,69 +184,110 @@ void Trainer::progress(const Outcome& o, double lr) const {
                static_cast<double>(o.tokens) / o.seconds, clock_text(per_step * static_cast<double>(config_.train.steps - step_number_)));
 }
 
-double Trainer::evaluate() { return step_->evaluate(validation_).lm; }
-
 void Trainer::evaluate_and_record() {
   const auto start = std::chrono::steady_clock::now();
-  const double loss = evaluate();
+  const std::optional<StepLosses> losses = step_->evaluate(validation_, [&] { return agreed_stop() != 0; });
   if (!leads()) return;
-  metrics_->write({{"step", step_number_}, {"validation_loss", loss}, {"seconds", seconds_since(start)}});
-  spdlog::info("step {}: validation loss {:.4f} over {} sequences", step_number_, loss, validation_.size());
+  if (!losses) return spdlog::info("step {}: evaluation cut short by {}", step_number_, stop_name(stop_));
+  metrics_->write({{"step", step_number_}, {"validation_loss", losses->lm}, {"seconds", seconds_since(start)}});
+  spdlog::info("step {}: validation loss {:.4f} over {} sequences", step_number_, losses->lm, validation_.size());
 }
 
-void Trainer::save() {
-  saved_step_ = step_number_;
+int64_t Trainer::sent_bytes() const {
+  int64_t n = 0;
+  for (const auto& c : {&groups_.world, &groups_.context, &groups_.expert, &groups_.expert_replicas}) n += (*c)->sent_bytes();
+  return n;
+}
+
+// Copies everything that makes up the checkpoint and returns; files are written beside the steps that follow.
+void Trainer::begin_save() {
+  finish_save();
   const auto start = std::chrono::steady_clock::now();
-  const std::string& directory = config_.checkpoint.directory;
-  // The leader makes the folder and its parts; then every rank adds its optimizer state; then the leader commits.
-  std::optional<CheckpointWriter> writer;
+  const Range range("save");
+  const std::string &directory = config_.checkpoint.directory, partial = CheckpointWriter::partial_path(directory, step_number_);
+  save_.emplace();
+  save_->step = step_number_;
+  save_->start = start;
+  // The leader makes the folder; then every rank adds its weights and optimizer state; then the leader commits.
   if (leads()) {
-    writer.emplace(directory, step_number_);
-    save_weights(*model_, model_->parameters(), writer->path() + "/model", checkpoint_dtype(config_, device_));
-    fs::create_directories(writer->path() + "/optimizer");
+    save_->writer = std::make_shared<CheckpointWriter>(directory, step_number_);
+    fs::create_directories(partial + "/model");
+    fs::create_directories(partial + "/optimizer");
     const nlohmann::json trainer{{"step", step_number_}, {"tokens", tokens_}, {"updates", optimizer_->updates()}, {"not_finite_in_row", not_finite_in_row_},
                                  {"stage", config_.model.stage}, {"loader", loader_->cursor()}, {"config", config_yaml(config_)}};
-    write_text_file(writer->path() + "/trainer.json", trainer.dump(1) + "\n");
+    write_text_file(partial + "/trainer.json", trainer.dump(1) + "\n");
   }
-  data_.barrier();
-  optimizer_->save(CheckpointWriter::partial_path(directory, step_number_) + "/optimizer");
-  data_.barrier();
-  if (leads()) {
-    const std::string path = writer->commit();
-    remove_old_checkpoints(directory, config_.checkpoint.keep, config_.checkpoint.milestone_every);
-    spdlog::info("saved {} in {:.1f} s", path, seconds_since(start));
-  }
-  data_.barrier();
+  groups_.hosts->barrier();
+  const auto digests = std::make_shared<FileDigests>();
+  save_weights(*model_, groups_, partial + "/model", checkpoint_dtype(config_, device_), queue_, digests);
+  optimizer_->save(partial + "/optimizer", queue_, digests);
+  queue_.push([partial, digests, rank = groups_.hosts->rank()] { leave_digests(partial, rank, *digests); });
+  save_->blocked_seconds = seconds_since(start);
 }
 
-// The ranks stop after the same step: whichever has a signal, all have it.
-int Trainer::agreed_signal() {
-  if (data_.size() == 1) return stop_signal();
-  int32_t signal = stop_signal();
-  data_.all_reduce(Tensor(&signal, DType::i32, Device{}, {1}), ReduceOp::max, {});
-  return signal;
+// Every rank's files are on the disk: the leader makes them a checkpoint, also beside the steps.
+void Trainer::commit_save() {
+  save_->committing = true;
+  if (!leads()) return;
+  queue_.push([save = *save_, config = saved_hf_config(*model_, checkpoint_dtype(config_, device_)), c = config_.checkpoint] {
+    finish_hf_folder(CheckpointWriter::partial_path(c.directory, save.step) + "/model", config);
+    const std::string path = save.writer->commit();
+    remove_old_checkpoints(c.directory, c.keep, c.milestone_every);
+    spdlog::info("saved {} in {:.1f} s, of which training waited {:.1f} s", path, seconds_since(save.start), save.blocked_seconds);
+  });
+}
+
+// `everyone`: all ranks' queues are done, as agreed.
+void Trainer::continue_save(bool everyone) {
+  if (!save_ || !everyone) return;
+  if (save_->committing) save_.reset();
+  else commit_save();
+}
+
+void Trainer::finish_save() {
+  if (!save_) return;
+  const Range range("finish save");
+  if (!save_->committing) {
+    queue_.wait();
+    groups_.hosts->barrier();
+    commit_save();
+  }
+  queue_.wait();
+  groups_.hosts->barrier();
+  save_.reset();
+}
+
+// The ranks stop after the same step: whichever has a reason, all have it. The same message tells how far a save is.
+int Trainer::agreed_stop() {
+  const bool late = config_.run.time_limit_seconds > 0 && seconds_since(started_) > config_.run.time_limit_seconds;
+  int32_t mine[2] = {std::max(stop_signal(), late ? kTimeLimit : 0), save_ && !queue_.idle()};
+  groups_.hosts->all_reduce(Tensor(mine, DType::i32, Device{}, {2}), ReduceOp::max, {});
+  continue_save(!mine[1]);
+  return stop_ = std::max(stop_, static_cast<int>(mine[0]));
 }
 
 ExitCode Trainer::run() {
-  started_ = std::chrono::steady_clock::now();
   const auto due = [&](int64_t every) { return every > 0 && step_number_ % every == 0; };
   while (step_number_ < config_.train.steps) {
     const double lr = schedule_.rate(step_number_ + 1);
     const Outcome o = train_one();
+    watchdog_.started();
     if (leads()) record(o, lr);
     if (leads() && (due(config_.run.log_every) || step_number_ == config_.train.steps)) progress(o, lr);
     if (not_finite_in_row_ >= config_.train.nonfinite_limit) {
+      finish_save();
       if (leads()) spdlog::error("{} steps in a row were not finite (train.nonfinite_limit): the run ends; the last checkpoint is unharmed", not_finite_in_row_);
       return ExitCode::not_finite;
     }
     const bool last = step_number_ == config_.train.steps;
-    const int signal = agreed_signal();
-    if (!validation_.empty() && (due(config_.train.evaluate_every) || last) && config_.model.stage == "sparse") evaluate_and_record();
-    if (due(config_.checkpoint.every) || last || signal) save();
-    if (signal && !last) {
-      if (leads()) spdlog::info("stopped by {} after step {}; continue with --resume latest", signal_name(signal), step_number_);
-      return ExitCode::stopped;
-    }
+    agreed_stop();
+    if (!stop_ && !validation_.empty() && (due(config_.train.evaluate_every) || last) && config_.model.stage == "sparse") evaluate_and_record();
+    if (due(config_.checkpoint.every) || last || stop_) begin_save();
+    if (!last && !stop_) continue;
+    finish_save();
+    if (last) break;
+    if (leads()) spdlog::info("stopped by {} after step {}; continue with --resume latest", stop_name(stop_), step_number_);
+    return ExitCode::stopped;
   }
   return ExitCode::done;
 }

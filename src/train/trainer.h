@@ -6,8 +6,11 @@
 
 #include "config/config.h"
 #include "data/loader.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/write_queue.h"
 #include "train/metrics.h"
 #include "train/setup.h"
+#include "train/watchdog.h"
 
 namespace hyscale {
 
@@ -24,14 +27,11 @@ enum class ExitCode : int {
 class Trainer {
  public:
   // resume: "", "latest" or the path of a checkpoint. "latest" without any checkpoint starts anew.
-  // Every rank of `data` constructs one and calls run(): they share the sequences of each step.
+  // Every rank of the groups constructs one and calls run().
   // Throws UserError: data, weights or checkpoint that do not fit the configuration; a run directory that already holds
   // checkpoints when resume is empty.
-  Trainer(const Config&, const std::string& resume, Device, Communicator& data);
+  Trainer(const Config&, const std::string& resume, Device, ProcessGroups&);
   ExitCode run();
-
-  // Mean cross entropy on the validation data (evaluate_sequences of them).
-  double evaluate();
 
  private:
   struct Outcome {
@@ -39,6 +39,8 @@ class Trainer {
     Optimizer::Result update;
     int64_t tokens = 0, labels = 0, selector_calls = 0;
     double seconds = 0;
+    Ring::Times context;
+    int64_t sent_bytes = 0;
   };
   void load_validation();
   void check_same_model(const std::string& checkpoint) const;
@@ -48,14 +50,18 @@ class Trainer {
   void progress(const Outcome&, double lr) const;
   void report_not_finite(const Outcome&, const std::vector<LoadedSequence>&);
   void evaluate_and_record();
-  void save();
+  void begin_save();
+  void commit_save();
+  void continue_save(bool everyone);
+  void finish_save();
 
-  bool leads() const { return data_.rank() == 0; }  // writes files and speaks
-  int agreed_signal();
+  bool leads() const { return groups_.hosts->rank() == 0; }  // speaks, and writes what is written once
+  int64_t sent_bytes() const;
+  int agreed_stop();
 
   Config config_;
   Device device_;
-  Communicator& data_;
+  ProcessGroups& groups_;
   std::unique_ptr<Model> model_;
   Schedule schedule_;
   std::unique_ptr<Loader> loader_;
@@ -63,7 +69,19 @@ class Trainer {
   std::unique_ptr<Step> step_;
   std::unique_ptr<Optimizer> optimizer_;
   std::optional<Metrics> metrics_;
-  int64_t step_number_ = 0, first_step_ = 0, tokens_ = 0, saved_step_ = -1, not_finite_in_row_ = 0;
+  // A checkpoint that is being written.
+  struct Save {
+    int64_t step = 0;
+    std::shared_ptr<CheckpointWriter> writer;  // the leader's
+    std::chrono::steady_clock::time_point start;
+    double blocked_seconds = 0;
+    bool committing = false;
+  };
+  std::optional<Save> save_;
+  WriteQueue queue_;  // ends before what it writes for
+  Watchdog watchdog_;
+  int64_t step_number_ = 0, first_step_ = 0, tokens_ = 0, not_finite_in_row_ = 0;
+  int stop_ = 0;  // why the run ends early: a signal's number, or the time limit
   std::chrono::steady_clock::time_point started_;
 };
 

@@ -30,7 +30,7 @@ void step(benchmark::State& state) {
   totals.add(sequence, 0);
   for (auto _ : state) {
     step.begin(totals);
-    step.micro_batch(sequence);
+    step.micro_batch(sequence, true);
     benchmark::DoNotOptimize(step.losses().lm);
   }
   state.counters["tokens/s"] = benchmark::Counter(static_cast<double>(state.range(0) * state.iterations()), benchmark::Counter::kIsRate);

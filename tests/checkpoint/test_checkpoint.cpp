@@ -79,7 +79,11 @@ TEST(HfFolder, ExportOfAnImportIsTheSameFile) {
     const auto model = make_model(read_hf_config(from + "/config.json"), from, {});
     model->parameters().allocate(Device{}, DType::f32);
     load_weights(model->parameters(), HfFolderReader(from));
-    save_weights(*model, model->parameters(), to, "float32");
+    ProcessGroups alone = make_single_process_group();
+    WriteQueue queue(true);
+    save_weights(*model, alone, to, "float32", queue, nullptr);
+    queue.wait();
+    finish_hf_folder(to, saved_hf_config(*model, "float32"));
     EXPECT_TRUE(test::read_file(from + "/model.safetensors") == test::read_file(to + "/model.safetensors")) << name;
     EXPECT_EQ(read_hf_config(from + "/config.json"), read_hf_config(to + "/config.json"));
   }
@@ -87,13 +91,18 @@ TEST(HfFolder, ExportOfAnImportIsTheSameFile) {
 
 TEST(HfFolder, ShardsReadBackTheSame) {
   const TemporaryFolder f;
-  std::vector<HfTensorSource> tensors;
-  for (int i = 0; i < 5; ++i)
-    tensors.push_back({concat("t", i), "F32", {3}, [i] {
-                         const float v[] = {static_cast<float>(i), 1, 2};
-                         return std::vector<char>(reinterpret_cast<const char*>(v), reinterpret_cast<const char*>(v) + 12);
-                       }});
-  write_hf_folder(f / "m", {{"a", 1}}, tensors, 30);  // two tensors per shard
+  // Two writers, as two ranks would be: three tensors and two, two to a shard.
+  HfShardWriter one(f / "m", {{"t0", "F32", {3}}, {"t1", "F32", {3}}, {"t2", "F32", {3}}}, 30), two(f / "m", {{"t3", "F32", {3}}, {"t4", "F32", {3}}}, 30);
+  ASSERT_EQ(one.num_shards() + two.num_shards(), 3);
+  one.number(0, 3);
+  two.number(2, 3);
+  for (int i = 0; i < 5; ++i) {
+    const float v[] = {static_cast<float>(i), 1, 2};
+    (i < 3 ? one : two).append(v, sizeof v);
+  }
+  one.finish();
+  two.finish();
+  finish_hf_folder(f / "m", {{"a", 1}});
   EXPECT_TRUE(fs::exists(f / "m/model-00003-of-00003.safetensors"));
   const HfFolderReader r(f / "m");
   ASSERT_EQ(r.names().size(), 5u);
@@ -133,7 +142,10 @@ TEST(HfFolder, Bfloat16KeepsTheRouterBiasInF32) {
   const auto model = make_model(read_hf_config(from + "/config.json"), from, {});
   model->parameters().allocate(Device{}, DType::f32);
   load_weights(model->parameters(), HfFolderReader(from));
-  save_weights(*model, model->parameters(), f / "m", "bfloat16");
+  ProcessGroups alone = make_single_process_group();
+  WriteQueue queue(false);
+  save_weights(*model, alone, f / "m", "bfloat16", queue, nullptr);
+  finish_hf_folder(f / "m", saved_hf_config(*model, "bfloat16"));
   const HfFolderReader r(f / "m");
   EXPECT_EQ(r.reader("lm_head.weight").info("lm_head.weight").dtype, "BF16");
   const std::string bias = "model.layers.1.mlp.gate.e_score_correction_bias";

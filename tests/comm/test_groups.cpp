@@ -8,7 +8,7 @@ namespace hyscale {
 namespace {
 
 TEST(Groups, EveryRankHasItsOwnPlace) {
-  for (const ParallelSizes s : {ParallelSizes{1, 1, 1}, {2, 4, 2}, {4, 2, 8}, {16, 64, 32}}) {
+  for (const ParallelSizes s : {ParallelSizes{1, 1, 1}, {2, 4, 2}, {4, 2, 8}, {16, 64, 32}, {4, 8, 16, false}}) {
     std::set<std::pair<int, int>> places, expert_places;
     for (int r = 0; r < s.world(); ++r) {
       const RankPlace p = place_of(r, s);

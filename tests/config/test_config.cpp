@@ -74,7 +74,9 @@ TEST(ConfigReader, ImpossibleCombinations) {
   EXPECT_EQ(error_of(std::string(kMinimal) + "schedule:\n  kind: wsd\n"), "run.yaml: schedule.decay_steps: 0; wsd needs from 1 to 10 steps of decay");
   EXPECT_EQ(error_of(std::string(kMinimal) + "schedule:\n  decay_steps: 3\n"), "run.yaml:9: schedule.decay_steps: acts only with schedule.kind wsd, which is cosine");
   EXPECT_EQ(error_of(std::string(kMinimal) + "  evaluate_every: 5\n"), "run.yaml:8: train.evaluate_every: needs data.validation");
-  EXPECT_EQ(error_of(std::string(kMinimal) + "parallel:\n  context: 2\n"), "run.yaml:9: parallel.context: 2; this build splits sequences and experts over 1 rank");
+  EXPECT_EQ(error_of(std::string(kMinimal) + "parallel:\n  context: 2\n  expert: 3\n"),
+            "run.yaml:10: parallel.expert: 3 does not divide the 2 ranks of the job, parallel.data x parallel.context");
+  EXPECT_EQ(error_of(std::string(kMinimal) + "parallel:\n  context_transport: all_gather\n"), "run.yaml:9: parallel.context_transport: acts only with parallel.context above 1");
 }
 
 TEST(ConfigReader, DataRanksDivideTheSequencesOfAStep) {

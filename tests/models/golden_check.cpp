@@ -194,7 +194,7 @@ bool check_folder(const std::string& folder, const Options& o) {
   StepTotals totals;
   totals.add(c.sequence, 0);
   step.begin(totals);
-  step.micro_batch(c.sequence);
+  step.micro_batch(c.sequence, true);
   const Worst losses = compare_losses(c, step.losses()), gradients = compare_gradients(c, folder);
   const Mismatch selections = o.replay_golden_selections ? Mismatch{} : compare_selections(c, step.selections());
   const bool on_cuda = device.is_cuda();

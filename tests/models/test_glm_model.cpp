@@ -52,7 +52,7 @@ TrainResult train(Model& model, const StepOptions& o, const std::vector<HostSequ
   StepTotals totals;
   for (const HostSequence& s : sequences) totals.add(s, model.mtp_depths());
   step.begin(totals);
-  for (const HostSequence& s : sequences) step.micro_batch(s);
+  for (const HostSequence& s : sequences) step.micro_batch(s, &s == &sequences.back());
   return {step.losses(), step.selections().selector_calls()};
 }
 
@@ -112,7 +112,7 @@ TEST(GlmModel, GarbageInWorkingMemoryChangesNoBit) {
   selections.begin();
   LossSums sums{inputs.allocate_zeroed(DType::f64, {1}, {}), inputs.allocate_zeroed(DType::f64, {slots}, {}), inputs.allocate_zeroed(DType::f64, {1}, {}),
                 inputs.allocate_zeroed(DType::f64, {1}, {})};
-  const PackedSequence packed = to_device(host, inputs, {});
+  const PackedSequence packed = to_device(host, {{0, static_cast<int64_t>(host.tokens.size())}}, 2, inputs, {});
   StepTotals totals;
   totals.add(host, 2);
   Context ctx;
@@ -199,7 +199,7 @@ TEST(GlmModel, PackedSelectionsChangeNoBitAndTakeLess) {
     const HostSequence s = sequence({512});
     totals.add(s, 0);
     step.begin(totals);
-    step.micro_batch(s);
+    step.micro_batch(s, true);
     return static_cast<double>(step.selections().peak_bytes());
   };
   // Three packed slots and one working selection against three of int32: (3 / 2 + 1) / 3.
@@ -283,7 +283,7 @@ TEST(GlmModel, WarmupEqualsTheSparseStageWhenEverythingIsSelected) {
 // Loss of the whole model at one changed weight. The indexer is left alone, so the selection cannot jump.
 double lm_plus_mtp(Model& model, const HostSequence& s) {
   Step step(model, options());
-  const StepLosses l = step.evaluate({s});
+  const StepLosses l = *step.evaluate({s});
   return l.lm + 0.3 * l.mtp;
 }
 

@@ -41,7 +41,7 @@ TEST(Runs, KillAtRandomMomentsOfSavingAlwaysLeavesACompleteCheckpoint) {
   const TinyRun t;
   const Rng rng(17);
   ASSERT_EQ(run(t.into("kills", {"--set", "train.steps=1"})).code, 0);
-  for (uint64_t round = 0; round < 12; ++round) {
+  for (uint64_t round = 0; round < 20; ++round) {
     Child child(t.into("kills", {"--resume", "latest", "--set", "train.steps=100000", "--set", "checkpoint.every=1", "--set", "train.micro_batches=1", "--set",
                                  "data.sequence_tokens=8"}), t / "log");
     const int64_t before = list_checkpoints(t / "kills").back().first;

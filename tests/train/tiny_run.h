@@ -1,7 +1,9 @@
 // A tiny run on a random data set, as a user would start it.
 #pragma once
+#include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/hf_folder.h"
 #include "core/error.h"
 #include "core/rng.h"
 #include "data/indexed_dataset.h"
@@ -41,10 +43,14 @@ class TinyRun {
     more.insert(more.begin(), {"--set", "checkpoint.directory=" + (folder_ / directory)});
     return command(more);
   }
-  // The same under mpirun with `ranks` ranks.
+  // The same under mpirun with `ranks` data-parallel ranks.
   std::vector<std::string> under_mpirun(int ranks, const std::string& directory, std::vector<std::string> more = {}) const {
-    std::vector<std::string> all{HYSCALE_MPIRUN, "--oversubscribe", "--allow-run-as-root", "-x", "OMP_NUM_THREADS=1", "--mca", "btl_vader_single_copy_mechanism", "none", "-np", std::to_string(ranks)};
     more.insert(more.end(), {"--set", "parallel.data=" + std::to_string(ranks)});
+    return with_ranks(ranks, directory, more);
+  }
+  // In any layout, which `more` gives.
+  std::vector<std::string> with_ranks(int ranks, const std::string& directory, const std::vector<std::string>& more) const {
+    std::vector<std::string> all{HYSCALE_MPIRUN, "--oversubscribe", "--allow-run-as-root", "-x", "OMP_NUM_THREADS=1", "--mca", "btl_vader_single_copy_mechanism", "none", "-np", std::to_string(ranks)};
     const std::vector<std::string> one = into(directory, more);
     all.insert(all.end(), one.begin(), one.end());
     return all;
@@ -70,5 +76,18 @@ class TinyRun {
  private:
   TemporaryFolder folder_;
 };
+
+// Worst relative L2 difference of any tensor between the models of two checkpoints.
+inline double model_difference(const std::string& a, const std::string& b) {
+  const HfFolderReader x(a + "/model"), y(b + "/model");
+  double worst = 0;
+  for (const std::string& name : x.names()) {
+    const std::vector<float> u = x.reader(name).read_f32(name), v = y.reader(name).read_f32(name);
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < u.size(); ++i) difference += (double{u[i]} - v[i]) * (double{u[i]} - v[i]), norm += double{u[i]} * u[i];
+    worst = std::max(worst, std::sqrt(difference) / std::max(std::sqrt(norm), 1e-6));
+  }
+  return worst;
+}
 
 }  // namespace hyscale::test

@@ -26,13 +26,5 @@ TEST(Elementwise, CastRoundsToNearestEvenThroughStridedViews) {
     for (int64_t c = 0; c < 2; ++c) EXPECT_EQ(back[r * 2 + c], bf16_to_float(float_to_bf16(wide[r * 6 + 4 + c])));
 }
 
-TEST(Elementwise, ShiftedLabelsStayInTheirDocument) {
-  // Two documents of 4 and 2 tokens: 1 2 3 4 | 5 6.
-  const HostTensor labels = test::ints({6}, {2, 3, 4, -1, 6, -1});
-  HostTensor next(DType::i32, {6});
-  shift_labels(next, labels, {});
-  EXPECT_TRUE(test::same_bits(next, test::ints({6}, {3, 4, -1, -1, -1, -1})));
-}
-
 }  // namespace
 }  // namespace hyscale

@@ -112,6 +112,17 @@ TEST(FlashTopKCuda, CutsInAnyOrderAndTwoRunsAreBitEqual) {
   }
 }
 
+// More queries than the multiprocessors take at once: blocks go from task to task while lists of the last are still being cut.
+TEST(FlashTopKCuda, ManyTasksPerBlock) {
+  SKIP_WITHOUT_DEVICE();
+  for (const auto& [heads, queries, keys, k] : std::vector<std::array<int64_t, 4>>{{32, 3300, 5003, 600}, {64, 1700, 5003, 600}, {4, 17500, 2600, 300}, {32, 5000, 300, 200}}) {
+    const Problem p = integers(static_cast<uint64_t>(queries), queries, heads, 64, keys, k, heads != 4);
+    const Result expected = on_cpu(p);
+    expect_equal(on_cuda(p), expected, concat(heads, " heads, ", queries, " queries"));
+    expect_equal(on_cuda(p, {keys / 3, keys / 2}, true), expected, concat(heads, " heads, ", queries, " queries, cut and reversed"));
+  }
+}
+
 TEST(FlashTopKCuda, OrdersThatAreHardForAScan) {
   SKIP_WITHOUT_DEVICE();
   const int64_t n = 30000, k = 700;

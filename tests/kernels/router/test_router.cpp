@@ -114,12 +114,18 @@ double naive_balance(const std::vector<double>& logits, const std::vector<double
 }
 
 TEST(Router, BalanceLossMatchesCentralDifferences) {
-  const HostTensor logits = test::random({7, 6}, 1), starts = test::ints({4}, {0, 3, 3, 7});
-  HostTensor loss = test::zeros(DType::f64, {1}), dlogits = test::filled({7, 6}, 0);
-  balance_loss({2, logits, starts, 0.5f, loss, dlogits, {}, {}});
+  const HostTensor logits = test::random({7, 6}, 1), tokens = test::ints({3}, {3, 0, 4});
   const std::vector<double> x = test::doubles(logits);
-  EXPECT_NEAR(loss.f64()[0], naive_balance(x, x, 6, 2), 1e-6);
-  EXPECT_CLOSE(dlogits, test::central_differences(x, [&](const auto& v) { return 0.5 * naive_balance(v, x, 6, 2); }), 1e-4);
+  // Whole documents; then the same in three runs, as two ranks would hold them: 0-4 | 5-6.
+  for (const auto& [starts, documents] : {std::pair{std::vector<int32_t>{0, 3, 7}, std::vector<int32_t>{0, 2}}, {{0, 3, 5, 7}, {0, 2, 2}}}) {
+    HostTensor loss = test::zeros(DType::f64, {1}), dlogits = test::filled({7, 6}, 0), counts = test::zeros(DType::i64, {3, 6});
+    const int64_t runs = static_cast<int64_t>(documents.size());
+    const HostTensor run_starts = test::ints({runs + 1}, starts), run_documents = test::ints({runs}, documents);
+    balance_counts({2, logits, run_starts, run_documents, counts, {}});
+    balance_loss({2, logits, run_starts, run_documents, tokens, counts, 0.5f, loss, dlogits, {}, {}});
+    EXPECT_NEAR(loss.f64()[0], naive_balance(x, x, 6, 2), 1e-6);
+    EXPECT_CLOSE(dlogits, test::central_differences(x, [&](const auto& v) { return 0.5 * naive_balance(v, x, 6, 2); }), 1e-4);
+  }
 }
 
 TEST(Router, BiasMovesTowardEvenLoadAndCountsRestart) {

@@ -1,0 +1,16 @@
+// CUDA entries of the grouped products, and their form for wide matrices on Hopper.
+#pragma once
+#include "kernels/gemm/grouped_gemm.h"
+
+namespace hyscale {
+
+void grouped_gemm_forward_cuda(const GroupedGemm&);
+void grouped_gemm_dgrad_cuda(const GroupedGemm&);
+void grouped_gemm_wgrad_cuda(const GroupedGemm&);
+
+// Narrow experts would leave most of a 128 x 256 tile empty.
+inline bool grouped_gemm_fits_hopper(const GroupedGemm& g) { return g.w.size(1) >= 256 && g.w.size(2) >= 256; }
+void grouped_gemm_rows_hopper(const GroupedGemm&, const Tensor& in, const Tensor& out, bool forward);
+void grouped_gemm_wgrad_hopper(const GroupedGemm&);
+
+}  // namespace hyscale

@@ -1,0 +1,33 @@
+// CUDA entries of the index loss, and the form for 32 or 64 heads of 128 dimensions at tensor-core speed.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "kernels/common/row_sums.cuh"
+#include "kernels/index_loss/index_loss.h"
+
+namespace hyscale {
+
+struct IndexLossArguments {
+  const __nv_bfloat16 *q, *keys;
+  const float *weights, *head_sum;
+  const int32_t *indices, *counts;
+  __nv_bfloat16* dq;
+  float *dweights, *dkeys;
+  double* losses;  // [T]
+  long long* sums;  // fixed-point dkeys [N, D], or null
+  const FixedUnit* unit;
+  int64_t keys_stride, dkeys_stride;
+  int heads, dims, k;
+  float grad_scale;
+};
+
+void index_loss_cuda(const IndexLoss&);
+size_t index_loss_cuda_workspace_bytes(const IndexLoss&);
+
+inline bool index_loss_fits_hopper(const IndexLoss& l) {
+  return (l.q.size(1) == 32 || l.q.size(1) == 64) && l.q.size(2) == 128 && l.keys.stride(0) % 8 == 0 && l.dkeys.stride(0) % 4 == 0;
+}
+void index_loss_hopper(const IndexLossArguments&, int64_t queries, cudaStream_t);
+
+}  // namespace hyscale

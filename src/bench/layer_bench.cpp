@@ -1,0 +1,208 @@
+// A GLM-5.1 decoder layer at its real width as one rank of a context group runs it: its two segments' queries against the
+// keys of the whole sequence; forward, recomputation from the saved input, backward with index loss. The other ranks are not
+// there: a loopback hands the own rows on in their place, so every rank's work is done and its traffic becomes copies.
+// Experts: 8 of 256, and every token goes to all 8, which is what a rank of 32 gets from 32 ranks' tokens under even load.
+//
+// Two ways, everything else equal: FlashTopK with selection replay, and scores in a table, selected from again in
+// recomputation; there the layer reads a given selection and the table's cost is added in the same run.
+#include <algorithm>
+#include <cmath>
+
+#include "bench/bench.h"
+#include "kernels/elementwise/elementwise.h"
+#include "kernels/rope/rope.h"
+#include "models/glm/decoder_layer.h"
+#include "models/packed_sequence.h"
+#include "models/registry.h"
+
+namespace hyscale::bench {
+namespace {
+
+class Loopback final : public Communicator {
+ public:
+  Loopback(int rank, int size) : rank_(rank), size_(size) {}
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  const char* transport() const override { return "loopback"; }
+  void barrier() override {}
+  void broadcast(const Tensor&, int, Stream) override { refuse("broadcast"); }
+  void all_reduce(const Tensor&, ReduceOp, Stream) override {}
+  void all_gather(const Tensor&, const Tensor&, Stream) override { refuse("all_gather"); }
+  void reduce_scatter(const Tensor&, const Tensor&, Stream) override { refuse("reduce_scatter"); }
+  void all_to_all(const Tensor&, std::span<const int64_t>, const Tensor&, std::span<const int64_t>, Stream) override { refuse("all_to_all"); }
+  void begin_exchange(const Tensor& send, int, const Tensor& receive, int, Stream s) override { copy(receive, send, s); }
+  void finish_exchange(Stream) override {}
+  std::unique_ptr<Communicator> split(int, int) override { refuse("split"); }
+
+ private:
+  [[noreturn]] static void refuse(const char* operation) { throw InternalError(concat("the loopback of the layer benchmark has no ", operation)); }
+  int rank_, size_;
+};
+
+GlmConfig layer_config() {
+  nlohmann::json c = read_hf_config("configs/models/glm-5.1.json");
+  c["num_hidden_layers"] = 1;
+  c["first_k_dense_replace"] = 0;
+  c["n_routed_experts"] = 8;
+  for (const char* list : {"mlp_layer_types", "indexer_types", "layer_types"}) c.erase(list);
+  return parse_glm_config(c, "configs/models/glm-5.1.json");
+}
+
+class LayerProblem {
+ public:
+  LayerProblem(int64_t tokens, int ranks)
+      : config_(layer_config()), group_(0, ranks), ring_(group_, ContextLayout(tokens, ranks, ContextOrder::zigzag), kCuda),
+        layer_(store_, "model.layers.0.", config_, true, false), saved_(kCuda, "saved activations"), scratch_(kCuda, "workspace"), inputs_(kCuda, "inputs"),
+        selections_(kCuda, 1) {
+    store_.allocate(kCuda, DType::bf16);
+    store_.initialize(1, 0.02f);
+    const HostSequence host = make_host_sequence(std::vector<int32_t>(static_cast<size_t>(tokens)), std::vector<int32_t>(static_cast<size_t>(tokens), -1),
+                                                 {0, static_cast<int32_t>(tokens)});
+    const auto segments = ring_.layout().segments(0);
+    sequence_ = to_device(host, segments, 0, inputs_, {});
+    for (const TokenRange& s : segments) visible_.insert(visible_.end(), host.key_end.begin() + s.begin, host.key_end.begin() + s.end);
+    sums_ = {memory_.make(DType::f64, {1}, "losses"), memory_.make(DType::f64, {1}, "losses"), memory_.make(DType::f64, {1}, "losses"), memory_.make(DType::f64, {1}, "losses")};
+    for (const Tensor& t : {sums_.lm, sums_.index, sums_.balance, sums_.mtp}) zero(t, {});
+    ctx_.device = kCuda;
+    ctx_.activation = DType::bf16;
+    ctx_.sequence = &sequence_;
+    ctx_.scales.index = 1e-3 / static_cast<double>(tokens);
+    ctx_.sums = &sums_;
+    ctx_.selections = &selections_;
+    ctx_.ring = ranks > 1 ? &ring_ : nullptr;
+    ctx_.saved = &saved_;
+    ctx_.scratch = &scratch_;
+    const std::vector<float> host_freq = rope_inverse_frequencies(config_.attention.rope_theta, config_.attention.rope_dim);
+    inv_freq_ = memory_.make(DType::f32, {static_cast<int64_t>(host_freq.size())}, "rope");
+    copy_bytes(inv_freq_.raw(), kCuda, host_freq.data(), {}, inv_freq_.bytes(), {});
+    const Shape shape{local_tokens(), config_.attention.hidden_size};
+    x_ = memory_.normal(shape, 2);
+    y_ = memory_.make(DType::bf16, shape, "output");
+    dy_ = memory_.normal(shape, 3);
+    synchronize(kCuda, {});
+  }
+
+  int64_t local_tokens() const { return sequence_.num_tokens(); }
+  const GlmConfig& config() const { return config_; }
+  const std::vector<int32_t>& visible() const { return visible_; }
+  const PackedSequence& sequence() const { return sequence_; }
+  SelectionStore& selections() { return selections_; }
+  Selection selection() { return selections_.get(0, {}); }
+  const Tensor& output() const { return y_; }
+
+  void begin() { selections_.begin(); }
+  void forward(Pass pass) {
+    saved_.reset();
+    layer_.forward(ctx_, pass, 0, x_, y_, inv_freq_, use_);
+  }
+  void backward() {
+    copy(dx_.defined() ? dx_ : dx_ = memory_.make(DType::bf16, dy_.shape(), "gradient"), dy_, {});
+    layer_.backward(ctx_, 0, dx_, inv_freq_, use_);
+  }
+  double index_loss() const {
+    double sum = 0;
+    copy_bytes(&sum, {}, sums_.index.raw(), kCuda, 8, {});
+    synchronize(kCuda, {});
+    return sum;
+  }
+
+ private:
+  GlmConfig config_;
+  Loopback group_;
+  Ring ring_;
+  ParameterStore store_;
+  DecoderLayer layer_;
+  Arena saved_, scratch_, inputs_;
+  SelectionStore selections_;
+  Memory memory_;
+  PackedSequence sequence_;
+  std::vector<int32_t> visible_;
+  LossSums sums_;
+  Context ctx_;
+  DecoderLayer::Saved use_;
+  Tensor inv_freq_, x_, y_, dy_, dx_;
+};
+
+// Every selected key is visible, selections ascend and hold min(k, visible) keys; on sampled queries.
+std::string check_selection(const Selection& s, const std::vector<int32_t>& visible) {
+  const int64_t k = s.indices.size(1);
+  for (const size_t t : {size_t{0}, size_t{5}, visible.size() / 2, visible.size() - 1}) {
+    std::vector<int32_t> row(static_cast<size_t>(k));
+    int32_t count = 0;
+    copy_bytes(row.data(), {}, s.indices.i32() + static_cast<int64_t>(t) * k, kCuda, row.size() * 4, {});
+    copy_bytes(&count, {}, s.counts.i32() + t, kCuda, 4, {});
+    synchronize(kCuda, {});
+    if (count != std::min<int64_t>(k, visible[t])) return concat("WRONG: query ", t, " has ", count, " keys");
+    for (int32_t j = 0; j < count; ++j)
+      if (row[static_cast<size_t>(j)] < 0 || row[static_cast<size_t>(j)] >= visible[t] || (j && row[static_cast<size_t>(j)] <= row[static_cast<size_t>(j - 1)]))
+        return concat("WRONG: query ", t, " slot ", j, " is ", row[static_cast<size_t>(j)]);
+  }
+  return "selections in order";
+}
+
+// The ops of a profile by what they serve.
+std::map<std::string, double> by_part(const std::map<std::string, double>& ops) {
+  std::map<std::string, double> parts;
+  for (const auto& [op, ms] : ops) {
+    const char* part = op.starts_with("flash_topk") ? "selection" : op.starts_with("sparse_attention_f") ? "attention forward" : op.starts_with("sparse_attention_b") ? "attention backward"
+                       : op.starts_with("index_loss") ? "index loss" : op.starts_with("grouped") ? "experts" : op == "gemm" ? "projections" : "the rest";
+    parts[part] += ms;
+  }
+  return parts;
+}
+
+}  // namespace
+
+std::vector<Row> layer_benchmark(int64_t tokens, int ranks) {
+  LayerProblem p(tokens, ranks);
+  std::vector<Row> rows;
+  const auto row = [&](const std::string& name, double ms, const std::string& check = "") { rows.push_back({name, check, ms}); };
+  // HyScale.
+  double forward = 0, recompute = 0, backward = 0;
+  std::map<std::string, double> ops;
+  for (int run = 0; run < 2; ++run) {  // the first one grows the arenas
+    p.begin();
+    ops.clear();
+    const auto phase = [&](double& ms, const std::function<void()>& work) {
+      ms = 0;
+      for (const auto& [op, part] : profile(work)) ops[op] += part, ms += part;
+    };
+    phase(forward, [&] { p.forward(Pass::forward); });
+    phase(recompute, [&] { p.forward(Pass::recompute); });
+    phase(backward, [&] { p.backward(); });
+  }
+  const std::string checked = check_selection(p.selection(), p.visible());
+  const double ours = forward + recompute + backward;
+  row("forward", forward, checked);
+  row("recompute", recompute);
+  row("backward", backward, std::isfinite(p.index_loss()) ? "index loss is finite" : "WRONG: index loss");
+  row("HyScale: forward + recompute + backward", ours);
+  for (const auto& [part, ms] : by_part(ops)) row("  of which " + part, ms);
+
+  // The table: selects for the same number of queries and keys, twice; the layer reads a given selection.
+  const IndexerConfig& x = p.config().indexer;
+  Memory memory;
+  TableSelect t{memory.normal({p.local_tokens(), x.num_heads, x.head_dim}, 5), memory.normal({tokens, x.head_dim}, 6), memory.uniform({p.local_tokens(), x.num_heads}, 7, -0.05f, 0.15f),
+                p.sequence().key_end, p.visible(), memory.make(DType::i32, {p.local_tokens(), x.k}, "selection"), 64, {}, {}, {}};
+  make_table(t, memory);
+  const double select = median_ms([&] { table_select(t); }, 1);
+  const Selection given{memory.make(DType::i32, {p.local_tokens(), x.k}, "selection"), memory.make(DType::i32, {p.local_tokens()}, "selection")};
+  copy(given.indices, p.selection().indices, {});
+  copy(given.counts, p.selection().counts, {});
+  p.selections().fix(0, given);
+  double layer = 0;
+  for (int run = 0; run < 2; ++run) {
+    layer = 0;
+    for (const std::function<void()>& work : {std::function<void()>([&] { p.forward(Pass::forward); }), {[&] { p.forward(Pass::recompute); }}, {[&] { p.backward(); }}})
+      for (const auto& [op, ms] : profile(work)) layer += ms;
+  }
+  row("table: selection, once", select);
+  row("table: the layer without selection", layer);
+  row("table: forward + recompute + backward", layer + 2 * select);
+  char text[64];
+  std::snprintf(text, sizeof text, "HyScale is %.2f times as fast", (layer + 2 * select) / ours);
+  rows.back().check = text;
+  return rows;
+}
+
+}  // namespace hyscale::bench
