@@ -46,24 +46,37 @@ TEST(RouterCuda, TiesGoToTheLowerExpert) {
   EXPECT_SAME_AS_ON_CPU(chosen);
 }
 
+void expect_balance_as_on_cpu(const std::vector<int32_t>& starts, const std::vector<int32_t>& documents, const std::vector<int32_t>& document_tokens, int64_t experts) {
+  SCOPED_TRACE(concat(starts.back(), " tokens in ", documents.size(), " runs, ", experts, " experts"));
+  const int64_t runs = static_cast<int64_t>(documents.size()), num_documents = static_cast<int64_t>(document_tokens.size());
+  const Both logits = test::as_is(test::random({starts.back(), experts}, 1)), run_starts = test::as_is(test::ints({runs + 1}, starts));
+  const Both run_documents = test::as_is(test::ints({runs}, documents)), tokens = test::as_is(test::ints({num_documents}, document_tokens));
+  const Both counts = test::as_is(test::zeros(DType::i64, {num_documents, experts})), loss = test::as_is(test::zeros(DType::f64, {1}));
+  const Both dlogits = test::as_is(test::random({starts.back(), experts}, 2));
+  const auto op = [&](Device d) {
+    return BalanceLoss{.k = 4, .logits = logits[d], .run_starts = run_starts[d], .run_documents = run_documents[d], .document_tokens = tokens[d], .counts = counts[d],
+                       .grad_scale = 50, .loss_sum = loss[d], .dlogits = dlogits[d], .workspace = {}, .stream = {}};
+  };
+  test::on_both([&](Device d) { return balance_loss_workspace_bytes(op(d)); },
+                [&](Device d, const Tensor& space) {
+                  BalanceLoss b = op(d);
+                  b.workspace = space;
+                  balance_counts({b.k, b.logits, b.run_starts, b.run_documents, b.counts, {}});
+                  balance_loss(b);
+                });
+  EXPECT_SAME_AS_ON_CPU(counts);
+  const HostTensor total = loss.download();
+  EXPECT_NEAR(total.f64()[0], loss.host().f64()[0], 1e-6 * (1 + loss.host().f64()[0]));
+  EXPECT_AS_ON_CPU(dlogits, test::kF32);
+}
+
 TEST(BalanceLossCuda, IsAsOnTheCpu) {
   SKIP_WITHOUT_CUDA();
-  for (const auto& starts : {std::vector<int32_t>{0, 0}, {0, 1}, {0, 3, 3, 7}, {0, 100, 101, 333}})
-    for (int64_t experts : {6, 160}) {
-      SCOPED_TRACE(concat(starts.back(), " tokens, ", experts, " experts"));
-      const Both logits = test::as_is(test::random({starts.back(), experts}, 1)), at = test::as_is(test::ints({static_cast<int64_t>(starts.size())}, starts));
-      const Both loss = test::as_is(test::zeros(DType::f64, {1})), dlogits = test::as_is(test::random({starts.back(), experts}, 2));
-      const auto op = [&](Device d) { return BalanceLoss{4, logits[d], at[d], 50, loss[d], dlogits[d], {}, {}}; };
-      test::on_both([&](Device d) { return balance_loss_workspace_bytes(op(d)); },
-                    [&](Device d, const Tensor& space) {
-                      BalanceLoss b = op(d);
-                      b.workspace = space;
-                      balance_loss(b);
-                    });
-      const HostTensor total = loss.download();
-      EXPECT_NEAR(total.f64()[0], loss.host().f64()[0], 1e-6 * (1 + loss.host().f64()[0]));
-      EXPECT_AS_ON_CPU(dlogits, test::kF32);
-    }
+  for (int64_t experts : {6, 160}) {
+    expect_balance_as_on_cpu({0, 1}, {0}, {1}, experts);
+    expect_balance_as_on_cpu({0, 3, 7}, {0, 2}, {3, 0, 4}, experts);
+    expect_balance_as_on_cpu({0, 100, 101, 333}, {1, 0, 1}, {1, 500}, experts);  // document 1 has tokens on another rank
+  }
 }
 
 }  // namespace
