@@ -37,16 +37,5 @@ TEST(ElementwiseCuda, CastsOfStridedViewsRoundToNearestEven) {
     }
 }
 
-TEST(ElementwiseCuda, ShiftedLabels) {
-  SKIP_WITHOUT_CUDA();
-  for (int64_t n : {0, 1, 700}) {
-    HostTensor labels(DType::i32, {n});
-    for (int64_t t = 0; t < n; ++t) labels.i32()[t] = t % 5 == 4 ? -1 : static_cast<int32_t>(t);
-    const Both from = test::as_is(labels), to = test::as_is(HostTensor(DType::i32, {n}));
-    test::on_both([&](Device d) { shift_labels(to[d], from[d], {}); });
-    EXPECT_SAME_AS_ON_CPU(to);
-  }
-}
-
 }  // namespace
 }  // namespace hyscale
