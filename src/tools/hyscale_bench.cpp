@@ -15,6 +15,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.fallthrough();  // options may stand behind the subcommand
   CLI::App* topk = app.add_subcommand("topk", "FlashTopK, and scores in a table with a radix select");
+  CLI::App* dense = app.add_subcommand("dense", "the warm-up stage's attention and index loss");
   CLI::App* attention = app.add_subcommand("attention", "sparse attention forward and backward");
   CLI::App* loss = app.add_subcommand("loss", "the index loss, beside attention backward");
   CLI::App* layer = app.add_subcommand("layer", "a GLM-5.1 layer of one rank: forward, recomputation, backward; and the same with a score table");
@@ -34,6 +35,7 @@ int run(int argc, char** argv) {
   if (cuda_device_count() == 0) throw UserError("hyscale-bench needs a CUDA device, and none is usable here");
   std::vector<bench::Row> rows;
   if (topk->parsed()) rows = bench::topk_benchmark(quick);
+  if (dense->parsed()) rows = bench::dense_benchmark(quick);
   if (attention->parsed()) rows = bench::attention_benchmark(queries, false);
   if (loss->parsed()) rows = bench::attention_benchmark(queries, true);
   if (layer->parsed()) {

@@ -24,7 +24,7 @@ Trained warm_up(Device device, const nlohmann::json& config) {
   StepTotals totals;
   totals.add(sequence, 0);
   step.begin(totals);
-  step.micro_batch(sequence);
+  step.micro_batch(sequence, true);
   r.losses = step.losses();
   return r;
 }
