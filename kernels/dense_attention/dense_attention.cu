@@ -1,6 +1,6 @@
 // Dense attention on Hopper: a block holds 128 queries of one head, 64 for each of its two warpgroups, and walks the keys that
-// they see in tiles of 64. The next tile is copied while this one is worked on; while one warpgroup takes exponentials the other
-// multiplies. Up to 256 dimensions in steps of 8.
+// they see in tiles of 64. The scores of a tile are made together with the product of the tile before, whose time covers the
+// exponentials; keys are copied two tiles ahead, values one. Up to 256 dimensions in steps of 8.
 #include "kernels/common/row_tiles.cuh"
 #include "kernels/dense_attention/dense_attention_cuda.h"
 
@@ -25,7 +25,7 @@ struct Shared {
   unsigned char q[2][4][kTileBytes];  // [warpgroup][64 columns]
   unsigned char k[2][4][kTileBytes];  // [stage][64 columns]
   unsigned char v[2][4][kTileBytes];
-  unsigned char p[2][kTileBytes];     // probabilities of a warpgroup
+  unsigned char p[2][2][kTileBytes];  // probabilities, [stage][warpgroup]
 };
 
 // A thread's two query rows, 8 apart.
@@ -79,42 +79,69 @@ __global__ void __launch_bounds__(kThreads, 1) dense_attention_kernel(const Argu
     const int64_t t = first + 64 * group + row + 8 * half;
     if (t < a.queries) rows.begin[half] = a.begin[t], rows.end[half] = a.end[t];
   }
-  const auto copy_tile = [&](int64_t key, int stage) {
-    copy_rows<kThreads>(shared_address(s.k[stage]), a.k + head * a.dims, step, key, a.keys, a.dims);
-    copy_rows<kThreads>(shared_address(s.v[stage]), a.v + head * a.value_dims, value_step, key, a.keys, a.value_dims);
+  const auto copy_keys = [&](int tile) {
+    copy_rows<kThreads>(shared_address(s.k[tile & 1]), a.k + head * a.dims, step, seen.first + int64_t{tile} * kKeys, a.keys, a.dims);
   };
-  float out[128] = {};
-  if (seen.first < seen.last) {
-    for (int g = 0; g < 2; ++g) copy_rows<kThreads>(shared_address(s.q[g]), a.q + head * a.dims, step, first + 64 * g, a.queries, a.dims);
-    copy_tile(seen.first, 0);
-  }
-  const int slices = (a.dims + 15) / 16;
-  int stage = 0;
-  for (int64_t key = seen.first; key < seen.last; key += kKeys, stage ^= 1) {
+  const auto copy_values = [&](int tile) {
+    copy_rows<kThreads>(shared_address(s.v[tile & 1]), a.v + head * a.value_dims, value_step, seen.first + int64_t{tile} * kKeys, a.keys, a.value_dims);
+  };
+  const int slices = (a.dims + 15) / 16, tiles = seen.first < seen.last ? (seen.last - seen.first + kKeys - 1) / kKeys : 0;
+  float out[128] = {}, x[32], factor[2];
+  const auto scores = [&](int tile) {
+    for (int kk = 0; kk < slices; ++kk)
+      wgmma_n64<0, 0>(x, row_descriptor(shared_address(s.q[group][kk / 4])) + kk % 4 * 2, row_descriptor(shared_address(s.k[tile & 1][kk / 4])) + kk % 4 * 2, kk != 0);
+    wgmma_commit();
+  };
+  const auto softmax = [&](int tile) {
+    const int key = seen.first + tile * kKeys;
+    pin(x);
+    probabilities(s.p[tile & 1][group], rows, x, key, key < seen.all_first || key + kKeys > seen.all_last, a.scale_log2, factor);
+    fence_to_async();
+  };
+  const auto add_values = [&](int tile) {
+#pragma unroll
+    for (int kk = 0; kk < kKeys / 16; ++kk)
+      wgmma_n256<0, 1>(out, row_descriptor(shared_address(s.p[tile & 1][group])) + kk * 2, column_descriptor(shared_address(s.v[tile & 1])) + kk * 128, 1);
+    wgmma_commit();
+  };
+  const auto arrived = [&] {
     copies_done();
     fence_to_async();
     __syncthreads();
-    if (key + kKeys < seen.last) copy_tile(key + kKeys, stage ^ 1);
-    float x[32];
+  };
+  if (tiles > 0) {
+    for (int g = 0; g < 2; ++g) copy_rows<kThreads>(shared_address(s.q[g]), a.q + head * a.dims, step, first + 64 * g, a.queries, a.dims);
+    copy_keys(0);
+    arrived();
+    if (tiles > 1) copy_keys(1);
+    copy_values(0);
     pin(x);
     wgmma_begin();
-    for (int kk = 0; kk < slices; ++kk)
-      wgmma_n64<0, 0>(x, row_descriptor(shared_address(s.q[group][kk / 4])) + kk % 4 * 2, row_descriptor(shared_address(s.k[stage][kk / 4])) + kk % 4 * 2, kk != 0);
-    wgmma_commit();
+    scores(0);
     wgmma_wait<0>();
+    softmax(0);
+  }
+  for (int tile = 0; tile + 1 < tiles; ++tile) {
+    arrived();  // the keys of the next tile, the values and probabilities of this one; what the last product read is free
+    if (tile + 2 < tiles) copy_keys(tile + 2);
+    copy_values(tile + 1);
     pin(x);
-    float factor[2];
-    probabilities(s.p[group], rows, x, static_cast<int>(key), key < seen.all_first || key + kKeys > seen.all_last, a.scale_log2, factor);
-    fence_to_async();
-#pragma unroll
-    for (int i = 0; i < 128; ++i) out[i] *= factor[i / 2 & 1];
-    named_sync(1 + group, 128);
     pin(out);
     wgmma_begin();
+    scores(tile + 1);
+    add_values(tile);
+    wgmma_wait<1>();
+    softmax(tile + 1);
+    wgmma_wait<0>();
+    pin(out);
 #pragma unroll
-    for (int kk = 0; kk < kKeys / 16; ++kk)
-      wgmma_n256<0, 1>(out, row_descriptor(shared_address(s.p[group])) + kk * 2, column_descriptor(shared_address(s.v[stage])) + kk * 128, 1);
-    wgmma_commit();
+    for (int i = 0; i < 128; ++i) out[i] *= factor[i / 2 & 1];
+  }
+  if (tiles > 0) {
+    arrived();
+    pin(out);
+    wgmma_begin();
+    add_values(tiles - 1);
     wgmma_wait<0>();
     pin(out);
   }

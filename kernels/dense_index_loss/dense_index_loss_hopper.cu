@@ -12,9 +12,9 @@ namespace {
 using namespace hopper;
 constexpr float kLog2E = 1.4426950408889634f;
 
-// ---- head sums: blocks of 128 queries by 128 keys, a ring of slices of 64 dimensions.
+// ---- head sums: blocks of 128 queries by 128 keys, a ring of slices of 128 dimensions.
 
-constexpr int kTile = 128, kStages = 4, kSumThreads = 256;
+constexpr int kTile = 128, kSlice = 128, kStages = 3, kSumThreads = 256;
 
 struct SumArguments {
   const bf16 *q, *k;
@@ -28,15 +28,16 @@ struct SumArguments {
 };
 
 struct SumShared {
-  unsigned char q[kStages][2][kTileBytes], k[kStages][2][kTileBytes];  // [stage][64 rows]
+  unsigned char q[kStages][2][2][kTileBytes], k[kStages][2][2][kTileBytes];  // [stage][64 rows][64 columns]
 };
 
 __device__ __forceinline__ void copy_slice(uint32_t to, const bf16* from, int64_t step, int64_t first, int64_t rows, int column, int columns) {
-  const int piece = static_cast<int>(threadIdx.x) % 8, row = static_cast<int>(threadIdx.x) / 8;
+  const int piece = static_cast<int>(threadIdx.x) % 16, row = static_cast<int>(threadIdx.x) / 16;
+  to += piece / 8 * kTileBytes;
 #pragma unroll
-  for (int r = row; r < kTile; r += kSumThreads / 8) {
+  for (int r = row; r < kTile; r += kSumThreads / 16) {
     const bool valid = first + r < rows && column + piece * 8 < columns;
-    copy16(to + r / 64 * kTileBytes + tile_offset(r % 64, piece), valid ? from + (first + r) * step + column + piece * 8 : from, valid);
+    copy16(to + r / 64 * 2 * kTileBytes + tile_offset(r % 64, piece % 8), valid ? from + (first + r) * step + column + piece * 8 : from, valid);
   }
 }
 
@@ -49,11 +50,11 @@ __global__ void __launch_bounds__(kSumThreads, 1) head_sums_kernel(const SumArgu
   if (key >= seen.last || key + kTile <= seen.first) return;
   const int group = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
   const int row = group * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
-  const int slices = (a.dims + 63) / 64, steps = a.heads * slices;
+  const int slices = (a.dims + kSlice - 1) / kSlice, steps = a.heads * slices;
   const int64_t q_step = int64_t{a.heads} * a.dims;
   const auto fetch = [&](int step) {
     if (step < steps) {
-      const int head = step / slices, column = step % slices * 64, stage = step % kStages;
+      const int head = step / slices, column = step % slices * kSlice, stage = step % kStages;
       copy_slice(shared_address(s.q[stage]), a.q + int64_t{head} * a.dims, q_step, first, a.last, column, a.dims);
       copy_slice(shared_address(s.k[stage]), a.k + head * a.k_head_step, a.k_step, key, a.keys, column, a.dims);
     }
@@ -72,10 +73,11 @@ __global__ void __launch_bounds__(kSumThreads, 1) head_sums_kernel(const SumArgu
     pin(x[1]);
     wgmma_begin();
 #pragma unroll
-    for (int kk = 0; kk < 4; ++kk)
+    for (int kk = 0; kk < kSlice / 16; ++kk)
 #pragma unroll
       for (int n = 0; n < 2; ++n)
-        wgmma_n64<0, 0>(x[n], row_descriptor(shared_address(s.q[stage][group])) + kk * 2, row_descriptor(shared_address(s.k[stage][n])) + kk * 2, slice + kk != 0);
+        wgmma_n64<0, 0>(x[n], row_descriptor(shared_address(s.q[stage][group][kk / 4])) + kk % 4 * 2, row_descriptor(shared_address(s.k[stage][n][kk / 4])) + kk % 4 * 2,
+                        slice + kk != 0);
     wgmma_commit();
     wgmma_wait<0>();
     pin(x[0]);
@@ -179,11 +181,15 @@ __device__ __forceinline__ void add_product(GradientShared<kWide>& s, int stage,
 // 64 rows from `first` on, zeros beyond `rows` and `dims`.
 template <int kWide>
 __device__ __forceinline__ void copy_tile(unsigned char (&to)[kWide / 64][kTileBytes], const bf16* from, int64_t step, int64_t first, int64_t rows, int dims) {
-  const int pieces = kWide / 8;
-  for (int i = static_cast<int>(threadIdx.x); i < kRows * pieces; i += kThreads) {
-    const int row = i / pieces, piece = i % pieces;
-    const bool valid = first + row < rows && piece * 8 < dims;
-    copy16(shared_address(to[piece / 8]) + tile_offset(row, piece % 8), valid ? from + (first + row) * step + piece * 8 : from, valid);
+  constexpr int kPieces = kWide / 8;
+  const int piece = static_cast<int>(threadIdx.x) % kPieces, left = static_cast<int>(min(rows - first, int64_t{kRows}));
+  const uint32_t tile = shared_address(to[piece / 8]);
+  const bool inside = piece * 8 < dims;
+  const bf16* source = from + first * step + piece * 8;
+#pragma unroll 2
+  for (int row = static_cast<int>(threadIdx.x) / kPieces; row < kRows; row += kThreads / kPieces) {
+    const bool valid = inside && row < left;
+    copy16(tile + tile_offset(row, piece % 8), valid ? source + row * step : from, valid);
   }
 }
 
@@ -193,7 +199,7 @@ __device__ __forceinline__ GradientShared<kWide>& gradient_shared(unsigned char*
 }
 
 template <int kWide>
-__global__ void __launch_bounds__(kThreads) query_gradient_kernel(const GradientArguments a) {
+__global__ void __launch_bounds__(kThreads, kWide == 256 ? 2 : 3) query_gradient_kernel(const GradientArguments a) {
   extern __shared__ unsigned char raw[];
   auto& s = gradient_shared<kWide>(raw);
   const int lane = static_cast<int>(threadIdx.x) % 32, row = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4, column = lane % 4 * 2;
@@ -201,26 +207,25 @@ __global__ void __launch_bounds__(kThreads) query_gradient_kernel(const Gradient
   const KeyRange seen = key_range<kRows, kThreads>(a.begin, a.end, first, a.last);
   int begin[2] = {0, 0}, end[2] = {0, 0};
   float weight[2] = {0, 0}, dweight[2] = {0, 0};
-  const float* gradient[2] = {a.gradient, a.gradient};
+  const float* gradient = a.gradient + (first - a.first + row) * a.num_keys;  // of the thread's first row; read where visible
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int64_t t = first + row + 8 * half;
     if (t >= a.last) continue;
     begin[half] = a.begin[t], end[half] = a.end[t];
     weight[half] = a.weights[t * a.heads + head];
-    gradient[half] = a.gradient + (t - a.first) * a.num_keys;
   }
   float sum[kWide / 2] = {};
   copy_tile<kWide>(s.x, a.q + head * a.dims, int64_t{a.heads} * a.dims, first, a.last, a.dims);
   if (seen.first < seen.last) copy_tile<kWide>(s.y[0], a.keys, a.dims, seen.first, a.num_keys, a.dims);
   int stage = 0;
-  for (int64_t key = seen.first; key < seen.last; key += kRows, stage ^= 1) {
+  for (int key = seen.first; key < seen.last; key += kRows, stage ^= 1) {
     float g[32], x[32];
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-      const int64_t at = key + i / 4 * 8 + column + (i & 1);
+      const int at = key + i / 4 * 8 + column + (i & 1);
       const int half = i / 2 & 1;
-      g[i] = at >= begin[half] && at < end[half] ? gradient[half][at] : 0;
+      g[i] = at >= begin[half] && at < end[half] ? gradient[8 * half * a.num_keys + at] : 0;
     }
     copies_done();
     fence_to_async();
@@ -250,7 +255,7 @@ __global__ void __launch_bounds__(kThreads) query_gradient_kernel(const Gradient
 }
 
 template <int kWide>
-__global__ void __launch_bounds__(kThreads) key_gradient_kernel(const GradientArguments a) {
+__global__ void __launch_bounds__(kThreads, kWide == 256 ? 2 : 3) key_gradient_kernel(const GradientArguments a) {
   extern __shared__ unsigned char raw[];
   auto& s = gradient_shared<kWide>(raw);
   const int lane = static_cast<int>(threadIdx.x) % 32, row = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4, column = lane % 4 * 2;

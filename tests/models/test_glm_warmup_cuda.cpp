@@ -16,6 +16,9 @@ Trained warm_up(Device device, const nlohmann::json& config) {
   Trained r{make_model(config, "config.json", {}), {}};
   r.model->parameters().allocate(device, dtype);
   r.model->parameters().initialize(3, 0.1f);
+  // The CPU gets the weights that CUDA holds.
+  for (const Parameter& p : r.model->parameters().all())
+    for (int64_t i = 0; device.is_cpu() && !p.fp32 && i < p.value.elements(); ++i) p.value.f32()[i] = bf16_to_float(float_to_bf16(p.value.f32()[i]));
   std::vector<int32_t> tokens(150), labels(150, -1);
   for (size_t t = 0; t < tokens.size(); ++t) tokens[t] = static_cast<int32_t>(t * 37 % 160);
   for (size_t t = 0; t + 1 < tokens.size(); ++t) labels[t] = tokens[t + 1];
@@ -49,7 +52,7 @@ TEST(GlmModelCuda, WarmupIsAsOnTheCpu) {
     double difference = 0, norm = 0;
     for (size_t i = 0; i < a.size(); ++i) difference += std::pow(double{a[i]} - b[i], 2), norm += double{b[i]} * b[i];
     EXPECT_EQ(norm > 0, p.group == ParameterGroup::indexer) << p.name;
-    EXPECT_LE(std::sqrt(difference), 3e-2 * std::sqrt(norm)) << p.name;
+    EXPECT_LE(std::sqrt(difference), 3e-2 * std::sqrt(norm)) << p.name << ", relative " << std::sqrt(difference / norm);
   }
 }
 
