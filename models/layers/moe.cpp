@@ -43,7 +43,7 @@ const MoeConfig& checked(const MoeConfig& c) {
 
 Moe::Moe(ParameterStore& store, const std::string& prefix, const MoeConfig& c)
     : config_(checked(c)),
-      gate_(store.add({.name = prefix + "gate.weight", .shape = {c.num_experts, c.hidden_size}, .fp32 = true})),
+      gate_(store.add({.name = prefix + "gate.weight", .shape = {c.num_experts, c.hidden_size}, .fp32 = true, .kind = ParameterRole::router})),
       bias_(store.add({.name = prefix + "gate.e_score_correction_bias",
                        .shape = {c.num_experts},
                        .group = ParameterGroup::buffer,

@@ -116,6 +116,11 @@ void YamlReader::enter(const char* name) {
   check_map(node, name);
 }
 
+void YamlReader::enter_item(const std::string& key, const YAML::Node& node) {
+  levels_.push_back({key, node, {}});
+  check_map(node, key);
+}
+
 void YamlReader::leave() {
   const Level level = levels_.back();
   for (const auto& entry : level.node) {
@@ -204,8 +209,7 @@ void YamlReader::datasets(const char* name, std::vector<DatasetEntry>& value, bo
     if (node[i].IsScalar()) {
       entry.path = node[i].Scalar();
     } else {
-      levels_.push_back({item, node[i], {}});
-      check_map(node[i], item);
+      enter_item(item, node[i]);
       text("path", entry.path, true, "");
       field("weight", entry.weight, Limits{0, 1e12, true}, "");
       leave();
