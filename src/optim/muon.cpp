@@ -108,11 +108,15 @@ void Muon::plan_exchange(Work& work, const std::vector<MatrixBlock>& blocks) con
   for (int64_t r = 0; r < flat.size; ++r) {
     const int64_t other_begin = r * flat.shard(), other_end = other_begin + flat.shard();
     const ShardReach other = shard_reach(blocks, other_begin, other_end);
-    const bool itself = r == flat.rank;
-    const std::pair<int64_t, int64_t> send{std::max(begin, other.begin), std::max(std::max(begin, other.begin), std::min(end, other.end))};
-    work.sends.push_back(itself ? std::pair{begin, begin} : send);
-    work.send_counts.push_back(work.sends.back().second - work.sends.back().first);
-    work.receive_counts.push_back(itself ? 0 : std::max<int64_t>(0, std::min(other_end, work.reach.end) - std::max(other_begin, work.reach.begin)));
+    // What lies in both ranges; nothing for itself.
+    const auto common = [&](int64_t a, int64_t b, int64_t c, int64_t d) {
+      const int64_t from = std::max(a, c), to = std::min(b, d);
+      return from < to && r != flat.rank ? std::pair{from, to} : std::pair{a, a};
+    };
+    const auto send = common(begin, end, other.begin, other.end), receive = common(other_begin, other_end, work.reach.begin, work.reach.end);
+    work.sends.push_back(send);
+    work.send_counts.push_back(send.second - send.first);
+    work.receive_counts.push_back(receive.second - receive.first);
     work.exchanges = work.exchanges || other.begin != other_begin || other.end != other_end;
   }
 }
