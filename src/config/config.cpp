@@ -49,6 +49,7 @@ void check_warmup(const Config& c, const YamlReader& r) {
   if (all && c.train.recompute != "none") r.fail("train.recompute", "does not act with model.stage warmup, which keeps no activations");
   for (const auto& [role, group] : c.optimizer.groups)
     if (all && role != "indexer") r.fail("optimizer.groups", concat(role, " does not act with model.stage warmup, which trains the indexers alone"));
+  if (all && c.guard.loss_factor > 0) r.fail("guard.loss_factor", "does not act with model.stage warmup, whose trunk is frozen");
   if (c.train.overfit_loss > 0 && (any || !c.train.stages.empty())) r.fail("train.overfit_loss", "acts only with model.stage sparse and without train.stages");
 }
 

@@ -80,8 +80,9 @@ void YamlReader::apply_override(const std::string& text) {
 std::string YamlReader::key_of(const char* name) const { return levels_.back().name.empty() ? name : levels_.back().name + "." + name; }
 
 std::string YamlReader::place(const YAML::Node& node, const std::string& key) const {
-  const auto origin = origins_.find(key);
-  if (origin != origins_.end()) return origin->second;
+  // An override sets all that lies in its key too.
+  for (const auto& [set, origin] : origins_)
+    if (key.starts_with(set) && (key.size() == set.size() || key[set.size()] == '.' || key[set.size()] == '[')) return origin;
   if (node && node.Mark().line >= 0) return concat(path_, ":", node.Mark().line + 1);
   return path_;
 }

@@ -136,7 +136,7 @@ TEST(Stragglers, ARankIsSlowAgainstTheMedian) {
 
 TEST(Stragglers, MetricsHaveEveryRanksTimeAndNameTheSlowest) {
   const TinyRun t;
-  // One sequence of the two is much longer work: data ranks differ by what they draw, and the lowest factor names one.
+  // No two ranks take exactly as long, so the lowest factor names one.
   const auto r = run(t.under_mpirun(2, "a", {"--set", "train.steps=6", "--set", "run.straggler_factor=1.0001"}));
   ASSERT_EQ(r.code, 0) << r.output;
   bool named = false;
