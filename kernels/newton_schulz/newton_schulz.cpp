@@ -56,7 +56,7 @@ Pieces take_pieces(const NewtonSchulz& n, size_t* bytes) {
   p.other = take(n.x.dtype(), n.x.shape());
   p.gram = take(n.x.dtype(), {batch, side, side});
   p.polynomial = take(n.x.dtype(), {batch, side, side});
-  p.gemm = take(DType::u8, {device.is_cpu() ? 0 : kGemmWorkspaceBytes});
+  p.gemm = take(DType::u8, {n.x.dtype() == DType::bf16 || device.is_cuda() ? kGemmWorkspaceBytes : 0});  // f32 on meta stands for the CPU
   *bytes = used;
   return p;
 }

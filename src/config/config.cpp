@@ -12,6 +12,13 @@ namespace {
 
 using Fail = std::function<void(const std::string& key, const std::string& message)>;
 
+// The first key that is not at its default; null when all are.
+const char* changed(std::initializer_list<std::pair<const char*, bool>> keys) {
+  for (const auto& [key, differs] : keys)
+    if (differs) return key;
+  return nullptr;
+}
+
 void check_schedule(const Config& c, const Fail& fail) {
   if (c.schedule.warmup_steps > c.train.steps) fail("schedule.warmup_steps", concat(c.schedule.warmup_steps, " is more than train.steps, ", c.train.steps));
   if (c.schedule.kind == "wsd" && (c.schedule.decay_steps == 0 || c.schedule.decay_steps + c.schedule.warmup_steps > c.train.steps))
@@ -27,10 +34,9 @@ void check_stages(const Config& c, const YamlReader& r) {
   if (steps != c.train.steps) r.fail("train.stages", concat("have ", steps, " steps together; train.steps is ", c.train.steps));
   const Config defaults;
   const Config::Schedule &s = c.schedule, &d = defaults.schedule;
-  const char* replaced = c.model.stage != defaults.model.stage ? "model.stage" : c.optimizer.lr != defaults.optimizer.lr ? "optimizer.lr"
-                         : s.kind != d.kind ? "schedule.kind" : s.warmup_steps != d.warmup_steps ? "schedule.warmup_steps"
-                         : s.decay_steps != d.decay_steps ? "schedule.decay_steps" : s.min_lr != d.min_lr ? "schedule.min_lr" : nullptr;
-  if (replaced) r.fail(replaced, "does not act with train.stages, each of which has its own");
+  if (const char* replaced = changed({{"model.stage", c.model.stage != defaults.model.stage}, {"optimizer.lr", c.optimizer.lr != defaults.optimizer.lr}, {"schedule.kind", s.kind != d.kind},
+                                      {"schedule.warmup_steps", s.warmup_steps != d.warmup_steps}, {"schedule.decay_steps", s.decay_steps != d.decay_steps}, {"schedule.min_lr", s.min_lr != d.min_lr}}))
+    r.fail(replaced, "does not act with train.stages, each of which has its own");
   for (size_t i = 0; i < c.train.stages.size(); ++i) {
     check_schedule(stage_config(c, i), [&](const std::string& key, const std::string& message) { r.fail("train.stages", concat("stage ", i + 1, ", ", key, ": ", message)); });
     if (i > 0 && c.train.stages[i].stage == "warmup" && c.train.stages[i - 1].stage == "sparse")
@@ -63,9 +69,9 @@ void check_optimizer(const Config& c, const YamlReader& r) {
     for (size_t i = 0; i < num_stages(c); ++i)
       if (g.lr > 0 && stage_config(c, i).optimizer.lr == 0) fail(concat("lr ", g.lr, " follows the schedule, which is 0 throughout"));
   }
-  const char* idle = o.momentum != defaults.momentum ? "momentum" : o.update_rms != defaults.update_rms ? "update_rms" : o.newton_schulz != defaults.newton_schulz ? "newton_schulz"
-                     : o.newton_schulz_steps != defaults.newton_schulz_steps ? "newton_schulz_steps" : o.polish_steps != defaults.polish_steps ? "polish_steps"
-                     : o.split_heads != defaults.split_heads ? "split_heads" : nullptr;
+  const char* idle = changed({{"momentum", o.momentum != defaults.momentum}, {"update_rms", o.update_rms != defaults.update_rms}, {"newton_schulz", o.newton_schulz != defaults.newton_schulz},
+                              {"newton_schulz_steps", o.newton_schulz_steps != defaults.newton_schulz_steps}, {"polish_steps", o.polish_steps != defaults.polish_steps},
+                              {"split_heads", o.split_heads != defaults.split_heads}});
   if (idle && !o.uses_muon()) r.fail(concat("optimizer.", idle), "acts only with optimizer.name muon, or with a group that has it");
   if (o.polish_steps > 0 && o.newton_schulz != "quintic") r.fail("optimizer.polish_steps", concat("acts only with newton_schulz quintic, which is ", o.newton_schulz));
 }
@@ -74,8 +80,8 @@ void check_guard(const Config& c, const YamlReader& r) {
   const Config::Guard &g = c.guard, defaults;
   for (const auto& [key, factor] : {std::pair{"guard.loss_factor", g.loss_factor}, {"guard.grad_norm_factor", g.grad_norm_factor}})
     if (factor > 0 && factor <= 1) r.fail(key, concat(factor, "; expected 0 (not watched) or a number above 1"));
-  const char* idle = g.window != defaults.window ? "guard.window" : g.min_steps != defaults.min_steps ? "guard.min_steps" : g.action != defaults.action ? "guard.action"
-                     : g.skip_limit != defaults.skip_limit ? "guard.skip_limit" : nullptr;
+  const char* idle = changed({{"guard.window", g.window != defaults.window}, {"guard.min_steps", g.min_steps != defaults.min_steps}, {"guard.action", g.action != defaults.action},
+                              {"guard.skip_limit", g.skip_limit != defaults.skip_limit}});
   if (idle && !g.acts()) r.fail(idle, "acts only with guard.loss_factor or guard.grad_norm_factor");
   if (g.min_steps > g.window) r.fail("guard.min_steps", concat(g.min_steps, " is more than guard.window, ", g.window));
   if (g.action == "stop" && g.skip_limit != defaults.skip_limit) r.fail("guard.skip_limit", "acts only with guard.action skip");
@@ -95,9 +101,8 @@ void check_combinations(const Config& c, const YamlReader& r) {
     r.fail(c.parallel.context_order != "zigzag" ? "parallel.context_order" : "parallel.context_transport", "acts only with parallel.context above 1");
   if (c.train.micro_batches % c.parallel.data != 0)
     r.fail("parallel.data", concat(c.parallel.data, " does not divide train.micro_batches, ", c.train.micro_batches, ": every rank takes equally many sequences of a step"));
-  const bool alone = c.parallel.data * c.parallel.context == 1;
-  if (alone && c.run.replica_check_every > 0) r.fail("run.replica_check_every", "acts only with several ranks, parallel.data or parallel.context above 1");
-  if (alone && c.run.straggler_factor != Config{}.run.straggler_factor) r.fail("run.straggler_factor", "acts only with several ranks, parallel.data or parallel.context above 1");
+  const char* of_ranks = changed({{"run.replica_check_every", c.run.replica_check_every > 0}, {"run.straggler_factor", c.run.straggler_factor != Config{}.run.straggler_factor}});
+  if (of_ranks && c.parallel.data * c.parallel.context == 1) r.fail(of_ranks, "acts only with several ranks, parallel.data or parallel.context above 1");
   if (c.run.straggler_factor > 0 && c.run.straggler_factor <= 1) r.fail("run.straggler_factor", concat(c.run.straggler_factor, "; expected 0 (not timed) or a number above 1"));
 }
 

@@ -55,7 +55,7 @@ TEST(Stages, AResumeInAnyStageAndAtTheHandOverEndsTheSame) {
   for (const std::vector<std::string>& optimizer : {std::vector<std::string>{}, {"--set", "optimizer.name=muon"}}) {
     const std::string name = optimizer.empty() ? "adamw" : "muon";
     ASSERT_EQ(run(t.into(name, kStages + optimizer)).code, 0);
-    for (int step : {2, 3, 4, 6}) {
+    for (int step : {2, 3, 5}) {
       const std::string directory = concat(name, step);
       const auto resumed = run(t.into(directory, kStages + optimizer + std::vector<std::string>{"--resume", t / name + step_folder(step)}));
       ASSERT_EQ(resumed.code, 0) << resumed.output;
