@@ -112,9 +112,9 @@ void Trainer::begin_stage(size_t stage) {
   guard_.forget();
   StepOptions options = step_options(stage_config_, device_, compute_dtype(device_), &groups_);
   options.reserve = make_plan(stage_config_, groups_.hosts->rank()).step;
-  step_.reset();  // its memory is the next one's
-  step_ = std::make_unique<Step>(*model_, options);
+  step_.reset();  // makes room for two optimizers at once, and then for the next step
   optimizer_ = std::make_unique<Optimizer>(model_->parameters(), optimizer_options(stage_config_), device_, groups_.world.get(), optimizer_.get());
+  step_ = std::make_unique<Step>(*model_, options);
   if (leads() && num_stages(config_) > 1) spdlog::info("stage {} of {}: {}, {} steps", stage + 1, num_stages(config_), stage_config_.model.stage, stage_config_.train.steps);
 }
 
@@ -198,8 +198,9 @@ std::optional<ExitCode> Trainer::failure(const Outcome& o) const {
     if (leads()) spdlog::error("{} steps in a row were not finite (train.nonfinite_limit): the run ends; the last checkpoint is unharmed", not_finite_in_row_);
     return ExitCode::not_finite;
   }
-  if (o.spike.empty() || (config_.guard.action == "skip" && spikes_in_row_ < config_.guard.skip_limit)) return std::nullopt;
-  if (leads()) spdlog::error("{} spikes in a row ({}): the run ends, as guard.action {} asks; the last checkpoint is unharmed", spikes_in_row_, o.spike, config_.guard.action);
+  const bool stops = config_.guard.action == "stop";
+  if (o.spike.empty() || (!stops && spikes_in_row_ < config_.guard.skip_limit)) return std::nullopt;
+  if (leads()) spdlog::error("{} ({}): the run ends; the last checkpoint is unharmed", stops ? "a spike (guard.action stop)" : fmt::format("{} spikes in a row (guard.skip_limit)", spikes_in_row_), o.spike);
   return ExitCode::spike;
 }
 

@@ -85,7 +85,7 @@ TEST(GuardedRun, StopEndsTheRunAtTheFirstSpike) {
   const TinyRun t;
   const auto stopped = run(t.into("a", {"--set", "guard.loss_factor=1.002", "--set", "guard.min_steps=2", "--set", "guard.window=6", "--set", "train.steps=12", "--set", "guard.action=stop"}));
   EXPECT_EQ(stopped.code, 5) << stopped.output;
-  EXPECT_CONTAINS(stopped.output, "the run ends, as guard.action stop asks");
+  EXPECT_CONTAINS(stopped.output, "a spike (guard.action stop) (loss");
   EXPECT_EQ(t.metrics("a").back()["applied"], false);
 }
 
