@@ -36,6 +36,19 @@ struct ShardPiece {
 
 class ParameterStore {
  public:
+  struct Flat {
+    int unit = 0;
+    bool expert = false, sharded = false, reduced = false;
+    DType dtype = DType::f32;
+    std::vector<std::pair<Parameter*, int64_t>> parameters;  // and where they start
+    int64_t elements = 0;     // padded to a multiple of the ranks
+    Communicator* ranks = nullptr;  // null: this one alone
+    int rank = 0, size = 1;
+    size_t value_offset = 0, gradient_offset = 0;  // of a sharded flat, in a slot
+    Tensor values, gradients;          // whole; while a sharded unit is closed they are absent
+    Tensor own_values, own_gradients;  // [elements / size]
+    int64_t shard() const { return elements / size; }
+  };
   // Parameters added from now on form a new unit. `layer`: its weights may be sharded; layers are used in their order.
   // Returns the unit's number. What is added before the first call forms a unit too.
   int begin_unit(bool layer);
@@ -67,6 +80,8 @@ class ParameterStore {
   void finish_gradients(Stream);
   // Trained parameters of this rank's shards; valid after allocate().
   const std::vector<ShardPiece>& own_pieces() const { return own_pieces_; }
+  // In the order of own_pieces(); for work on parameters that shards cut.
+  const std::vector<Flat>& flats() const { return flats_; }
   // After own_pieces() have new values: everyone gets them.
   void share_values(Stream);
 
@@ -77,19 +92,6 @@ class ParameterStore {
   int64_t sent_bytes() const;      // by this rank, for parameters
 
  private:
-  struct Flat {
-    int unit = 0;
-    bool expert = false, sharded = false, reduced = false;
-    DType dtype = DType::f32;
-    std::vector<std::pair<Parameter*, int64_t>> parameters;  // and where they start
-    int64_t elements = 0;     // padded to a multiple of the ranks
-    Communicator* ranks = nullptr;  // null: this one alone
-    int rank = 0, size = 1;
-    size_t value_offset = 0, gradient_offset = 0;  // of a sharded flat, in a slot
-    Tensor values, gradients;          // whole; while a sharded unit is closed they are absent
-    Tensor own_values, own_gradients;  // [elements / size]
-    int64_t shard() const { return elements / size; }
-  };
   struct Unit {
     bool layer = false;
     int layer_number = 0;  // among layers

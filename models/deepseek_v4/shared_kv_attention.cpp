@@ -30,7 +30,7 @@ SharedKvAttention::SharedKvAttention(ParameterStore& store, const std::string& p
       compression_(compression),
       wq_a_(store.add({.name = prefix + "wq_a.weight", .shape = {c.q_rank, c.hidden_size}})),
       q_norm_(store.add(norm_weight(prefix + "q_norm.weight", c.q_rank))),
-      wq_b_(store.add({.name = prefix + "wq_b.weight", .shape = {c.num_heads * c.head_dim, c.q_rank}})),
+      wq_b_(store.add({.name = prefix + "wq_b.weight", .shape = {c.num_heads * c.head_dim, c.q_rank}, .head_rows = {c.head_dim}})),
       wkv_(store.add({.name = prefix + "wkv.weight", .shape = {c.head_dim, c.hidden_size}})),
       kv_norm_(store.add(norm_weight(prefix + "norm.weight", c.head_dim))),
       sink_(store.add({.name = prefix + "attn_sink", .shape = {c.num_heads}, .init = Init::zeros, .fp32 = true, .weight_decay = false})),

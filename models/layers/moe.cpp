@@ -55,7 +55,7 @@ const MoeConfig& checked(const MoeConfig& c) {
 
 Moe::Moe(ParameterStore& store, const std::string& prefix, const MoeConfig& c)
     : config_(checked(c)),
-      gate_(store.add({.name = prefix + "gate.weight", .shape = {c.num_experts, c.hidden_size}, .fp32 = true})),
+      gate_(store.add({.name = prefix + "gate.weight", .shape = {c.num_experts, c.hidden_size}, .fp32 = true, .kind = ParameterRole::router})),
       selector_(store.add(c.hash_vocabulary > 0 ? expert_table(prefix, c) : expert_bias(prefix, c))),
       gate_up_(store.add(expert_gate_up(prefix, c))),
       down_(store.add(expert_down(prefix, c))) {

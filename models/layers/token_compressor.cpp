@@ -19,7 +19,7 @@ Parameter keys_gates(const std::string& prefix, const CompressorConfig& c, Param
 TokenCompressor::TokenCompressor(ParameterStore& store, const std::string& prefix, const CompressorConfig& c, ParameterGroup group)
     : config_(c),
       keys_gates_(store.add(keys_gates(prefix, c, group))),
-      ape_(store.add({.name = prefix + "ape", .shape = {c.ratio, c.channels()}, .group = group, .init = Init::zeros, .fp32 = true, .weight_decay = false})),
+      ape_(store.add({.name = prefix + "ape", .shape = {c.ratio, c.channels()}, .group = group, .init = Init::zeros, .fp32 = true, .weight_decay = false, .kind = ParameterRole::vectors})),
       norm_(store.add({.name = prefix + "norm.weight", .shape = {c.dims}, .group = group, .init = Init::ones, .weight_decay = false})) {}
 
 void TokenCompressor::rotate(Context& ctx, const Tensor& entries, const CompressedEntries& e, const Tensor& inv_freq, bool inverse) const {

@@ -80,8 +80,9 @@ void YamlReader::apply_override(const std::string& text) {
 std::string YamlReader::key_of(const char* name) const { return levels_.back().name.empty() ? name : levels_.back().name + "." + name; }
 
 std::string YamlReader::place(const YAML::Node& node, const std::string& key) const {
-  const auto origin = origins_.find(key);
-  if (origin != origins_.end()) return origin->second;
+  // An override sets all that lies in its key too.
+  for (const auto& [set, origin] : origins_)
+    if (key.starts_with(set) && (key.size() == set.size() || key[set.size()] == '.' || key[set.size()] == '[')) return origin;
   if (node && node.Mark().line >= 0) return concat(path_, ":", node.Mark().line + 1);
   return path_;
 }
@@ -114,6 +115,11 @@ void YamlReader::enter(const char* name) {
   if (!node || node.IsNull()) node = YAML::Node(YAML::NodeType::Map);
   levels_.push_back({name, node, {}});
   check_map(node, name);
+}
+
+void YamlReader::enter_item(const std::string& key, const YAML::Node& node) {
+  levels_.push_back({key, node, {}});
+  check_map(node, key);
 }
 
 void YamlReader::leave() {
@@ -204,8 +210,7 @@ void YamlReader::datasets(const char* name, std::vector<DatasetEntry>& value, bo
     if (node[i].IsScalar()) {
       entry.path = node[i].Scalar();
     } else {
-      levels_.push_back({item, node[i], {}});
-      check_map(node[i], item);
+      enter_item(item, node[i]);
       text("path", entry.path, true, "");
       field("weight", entry.weight, Limits{0, 1e12, true}, "");
       leave();

@@ -1,4 +1,5 @@
 hyscale_test(test_train SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_runs.cpp ${CMAKE_CURRENT_LIST_DIR}/test_bad_input.cpp ${CMAKE_CURRENT_LIST_DIR}/test_plan.cpp ${CMAKE_CURRENT_LIST_DIR}/test_data_parallel.cpp ${CMAKE_CURRENT_LIST_DIR}/test_parallel.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/test_stages.cpp ${CMAKE_CURRENT_LIST_DIR}/test_guards.cpp
   DEPENDS hyscale_train)
 target_compile_definitions(test_train PRIVATE HYSCALE_TOOLS="$<TARGET_FILE_DIR:hyscale-train>" HYSCALE_MPIRUN="${MPIEXEC_EXECUTABLE}")
 add_dependencies(test_train hyscale-train hyscale-data hyscale-checkpoint)
@@ -8,3 +9,6 @@ set_tests_properties(quickstart PROPERTIES LABELS long TIMEOUT 1800)
 add_executable(layout_check ${CMAKE_CURRENT_LIST_DIR}/layout_check.cpp)
 target_link_libraries(layout_check PRIVATE hyscale_train hyscale_test_support CLI11::CLI11)
 hyscale_mpi_test(layout_check 1 2 4)
+add_executable(replica_check ${CMAKE_CURRENT_LIST_DIR}/replica_check.cpp)
+target_link_libraries(replica_check PRIVATE hyscale_train)
+hyscale_mpi_test(replica_check 1 2 4)
