@@ -1,0 +1,1 @@
+hyscale_op(key_blocks SOURCES key_blocks.cpp)
