@@ -13,9 +13,9 @@ void check_inputs(const Op& a) {
   check_shape(a.v, "v", a.k.shape());
   HYSCALE_CHECK(a.k.size(1) >= 1 && a.q.size(1) % a.k.size(1) == 0, a.q.size(1), " query heads, ", a.k.size(1), " key heads");
   check_tensor(a.blocks.positions, "positions", DType::i32, {a.q.size(0)});
-  check_tensor(a.blocks.key_begin, "key_begin", DType::i32, {a.q.size(0)});
-  check_tensor(a.selection.indices, "indices", DType::i32, {a.q.size(0), -1});
-  check_tensor(a.selection.counts, "counts", DType::i32, {a.q.size(0)});
+  check_tensor(a.blocks.first_token, "first_token", DType::i32, {-1});
+  check_tensor(a.blocks.selection.indices, "indices", DType::i32, {a.q.size(0), -1});
+  check_tensor(a.blocks.selection.counts, "counts", DType::i32, {a.q.size(0)});
   check_shape(a.out, "out", a.q.shape());
   check_tensor(a.lse, "lse", DType::f32, {a.q.size(0), a.q.size(1)});
   HYSCALE_CHECK(a.blocks.ratio >= 1 && a.out.is_contiguous(), "ratio ", a.blocks.ratio, ", out ", to_string(a.out));
@@ -37,7 +37,7 @@ void block_attention_backward(const BlockAttentionBackward& a) {
   check_tensor(a.dk, "dk", DType::f32, a.k.shape());
   check_tensor(a.dv, "dv", DType::f32, a.k.shape());
   HYSCALE_CHECK(a.dout.is_contiguous() && a.dq.is_contiguous() && a.dk.is_contiguous() && a.dv.is_contiguous(), "gradients are contiguous");
-  if (a.block_mass.defined()) check_tensor(a.block_mass, "block_mass", DType::f32, a.selection.indices.shape());
+  if (a.block_mass.defined()) check_tensor(a.block_mass, "block_mass", DType::f32, a.blocks.selection.indices.shape());
   HYSCALE_DISPATCH("block_attention_backward", a.q.device(), block_attention_backward_ref(a), unsupported_device("block_attention_backward", a.q.device()));
 }
 

@@ -2,21 +2,26 @@
 //   keys of token t: the tokens of its selected blocks, and the tail, the tokens of its document after its last complete block up to
 //   itself (at most ratio - 1, never scored).  P = softmax over them of scale q[t, h] . k[s, g]
 //   out[t, h] = sum_s P[h, s] v[s, g]                  lse[t, h] = log sum_s exp(scale q . k)
-// Block rows as in kernels/key_blocks. A token without keys has out 0, lse -inf and zero gradients.
+// A block is `ratio` neighbouring tokens from first_token[e] on. A token without keys has out 0, lse -inf and zero gradients.
 //   block_mass[t, j] = max over the tokens s of the j-th selected block of sum over all heads of P[h, s]: the index loss's teacher
 // Runs on the CPU and on meta. Source: Qwen3.8 (QSA), report equations 12 to 16 and 20.
 #pragma once
 #include "core/tensor.h"
 #include "kernels/flash_topk/selection.h"
-#include "kernels/key_blocks/key_blocks.h"
 
 namespace hyscale {
+
+struct AttendedBlocks {
+  int64_t ratio = 1;
+  Tensor first_token;   // i32 [E]
+  Tensor positions;     // i32 [T]: of a token in its document
+  Selection selection;  // of blocks
+};
 
 struct BlockAttentionForward {
   Tensor q;             // [T, H, D]
   Tensor k, v;          // [T, G, D]; H is a multiple of G
-  KeyBlocks blocks;
-  Selection selection;  // block rows
+  AttendedBlocks blocks;
   float scale = 1;
   Tensor out;           // [T, H, D]
   Tensor lse;           // f32 [T, H]
@@ -28,8 +33,7 @@ size_t block_attention_forward_workspace_bytes(const BlockAttentionForward&);
 
 struct BlockAttentionBackward {
   Tensor q, k, v;
-  KeyBlocks blocks;
-  Selection selection;
+  AttendedBlocks blocks;
   float scale = 1;
   Tensor out, lse;    // forward's results
   Tensor dout;        // [T, H, D]

@@ -17,7 +17,7 @@ struct Sizes {
   int64_t queries, heads, groups, dims, k, ratio, width;  // width: most tokens of a query
   template <typename Op>
   explicit Sizes(const Op& a)
-      : queries(a.q.size(0)), heads(a.q.size(1)), groups(a.k.size(1)), dims(a.q.size(2)), k(a.selection.indices.size(1)), ratio(a.blocks.ratio),
+      : queries(a.q.size(0)), heads(a.q.size(1)), groups(a.k.size(1)), dims(a.q.size(2)), k(a.blocks.selection.indices.size(1)), ratio(a.blocks.ratio),
         width(k * ratio + ratio - 1) {}
   int64_t per_group() const { return heads / groups; }
   int64_t key_row() const { return groups * dims; }
@@ -25,15 +25,14 @@ struct Sizes {
 };
 
 // The tokens that query t reads, ascending: those of its blocks, then its tail. Returns how many.
-template <typename Op>
-int64_t list_tokens(const Op& a, const Sizes& n, int64_t t, int32_t* tokens) {
-  const int64_t begin = a.blocks.key_begin.i32()[t], visible = a.blocks.positions.i32()[t] + 1, first = first_key_block(begin, n.ratio);
+int64_t list_tokens(const AttendedBlocks& b, int64_t t, int32_t* tokens) {
+  const int64_t k = b.selection.indices.size(1), tail = (b.positions.i32()[t] + 1) % b.ratio;
   int64_t count = 0;
-  for (int64_t j = 0; j < a.selection.counts.i32()[t]; ++j) {
-    const int64_t block = a.selection.indices.i32()[t * n.k + j] - first;
-    for (int64_t i = 0; i < n.ratio; ++i) tokens[count++] = static_cast<int32_t>(begin + block * n.ratio + i);
+  for (int64_t j = 0; j < b.selection.counts.i32()[t]; ++j) {
+    const int32_t first = b.first_token.i32()[b.selection.indices.i32()[t * k + j]];
+    for (int32_t i = 0; i < b.ratio; ++i) tokens[count++] = first + i;
   }
-  for (int64_t i = visible / n.ratio * n.ratio; i < visible; ++i) tokens[count++] = static_cast<int32_t>(begin + i);
+  for (int64_t i = t + 1 - tail; i <= t; ++i) tokens[count++] = static_cast<int32_t>(i);
   return count;
 }
 
@@ -77,7 +76,7 @@ void softmax_rows(float* logits, int64_t heads, int64_t count, float* lse) {
 }
 
 void forward_query(const BlockAttentionForward& a, const Sizes& n, int64_t t, const Scratch& s) {
-  const int64_t count = list_tokens(a, n, t, s.tokens);
+  const int64_t count = list_tokens(a.blocks, t, s.tokens);
   float *out = a.out.f32() + t * n.query_row(), *lse = a.lse.f32() + t * n.heads;
   if (count == 0) {
     std::fill_n(out, n.query_row(), 0.0f);
@@ -95,7 +94,7 @@ void forward_query(const BlockAttentionForward& a, const Sizes& n, int64_t t, co
 void write_block_mass(const BlockAttentionBackward& a, const Sizes& n, int64_t t, int64_t count, const Scratch& s) {
   float* mass = a.block_mass.f32() + t * n.k;
   std::fill_n(mass, n.k, 0.0f);
-  for (int64_t j = 0; j < a.selection.counts.i32()[t] * n.ratio; ++j) {
+  for (int64_t j = 0; j < a.blocks.selection.counts.i32()[t] * n.ratio; ++j) {
     double sum = 0;
     for (int64_t h = 0; h < n.heads; ++h) sum += s.p[h * count + j];
     mass[j / n.ratio] = std::max(mass[j / n.ratio], static_cast<float>(sum));
@@ -169,7 +168,7 @@ void block_attention_backward_ref(const BlockAttentionBackward& a) {
 #pragma omp parallel for schedule(dynamic, 8)
     for (int64_t t = first; t < last; ++t) {
       const Scratch s = scratch_of_thread(a.workspace, n);
-      const int64_t count = list_tokens(a, n, t, s.tokens), at = (t - first) * n.width;
+      const int64_t count = list_tokens(a.blocks, t, s.tokens), at = (t - first) * n.width;
       std::copy_n(s.tokens, count, all.tokens.indices.i32() + at);
       all.tokens.counts.i32()[t - first] = static_cast<int32_t>(count);
       backward_query(a, n, t, count, s, all.dk + at * n.key_row(), all.dv + at * n.key_row());

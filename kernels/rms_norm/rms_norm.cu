@@ -17,6 +17,13 @@ struct WeightTerm {
 };
 
 template <typename T, int kWidth>
+__device__ __forceinline__ void load_weight(const T* weight, int64_t c, float (&w)[kWidth]) {
+  if (weight) return load_pack(weight + c, w);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) w[i] = 1;
+}
+
+template <typename T, int kWidth>
 __global__ void rms_norm_kernel(const T* __restrict__ x, int64_t x_step, const T* __restrict__ weight, float offset, float eps, T* y, int64_t y_step, float* rstd, int64_t rows,
                                 int64_t columns) {
   for (int64_t t = blockIdx.x; t < rows; t += gridDim.x) {
@@ -31,7 +38,7 @@ __global__ void rms_norm_kernel(const T* __restrict__ x, int64_t x_step, const T
     for (int64_t c = threadIdx.x * kWidth; c < columns; c += kThreads * kWidth) {
       float v[kWidth], w[kWidth];
       load_pack(x + t * x_step + c, v);
-      load_pack(weight + c, w);
+      load_weight(weight, c, w);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) v[i] = (offset + w[i]) * (v[i] * r);
       store_pack(y + t * y_step + c, v);
@@ -50,7 +57,7 @@ __global__ void rms_norm_backward_kernel(const T* __restrict__ x, int64_t x_step
     for (int64_t c = threadIdx.x * kWidth; c < columns; c += kThreads * kWidth) {
       float v[kWidth], w[kWidth], d[kWidth];
       load_pack(x + t * x_step + c, v);
-      load_pack(weight + c, w);
+      load_weight(weight, c, w);
       load_pack(dy + t * dy_step + c, d);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) dot += d[i] * (offset + w[i]) * (v[i] * r);
@@ -59,7 +66,7 @@ __global__ void rms_norm_backward_kernel(const T* __restrict__ x, int64_t x_step
     for (int64_t c = threadIdx.x * kWidth; c < columns; c += kThreads * kWidth) {
       float v[kWidth], w[kWidth], d[kWidth], old[kWidth] = {};
       load_pack(x + t * x_step + c, v);
-      load_pack(weight + c, w);
+      load_weight(weight, c, w);
       load_pack(dy + t * dy_step + c, d);
       if (accumulate) load_pack(dx + t * dx_step + c, old);
 #pragma unroll
@@ -77,7 +84,7 @@ void rms_norm_cuda(const RmsNorm& n) {
   with_float_type(n.x.dtype(), "rms_norm", [&](auto type) {
     using T = decltype(type);
     const auto launch = [&](auto kernel) {
-      kernel<<<grid_for(rows, 1), kThreads, 0, stream_of(n.stream)>>>(n.x.data<T>(), n.x.stride(0), n.weight.data<T>(), n.weight_offset, n.eps, n.y.data<T>(), n.y.stride(0),
+      kernel<<<grid_for(rows, 1), kThreads, 0, stream_of(n.stream)>>>(n.x.data<T>(), n.x.stride(0), n.weight.defined() ? n.weight.data<T>() : nullptr, n.weight_offset, n.eps, n.y.data<T>(), n.y.stride(0),
                                                                       n.rstd.defined() ? n.rstd.f32() : nullptr, rows, columns);
     };
     common_pack(columns, n.x, n.weight, n.y) == 8 ? launch(rms_norm_kernel<T, 8>) : launch(rms_norm_kernel<T, 1>);
@@ -98,7 +105,7 @@ void rms_norm_backward_cuda(const RmsNormBackward& n) {
       column_sums_cuda(n.dweight.f32(), workspace.take<float>(kColumnSumBlocks * columns), rows, columns, WeightTerm<T>{x, dy, rstd, x_step, dy_step}, stream_of(n.stream));
     }
     const auto launch = [&](auto kernel) {
-      kernel<<<grid_for(rows, 1), kThreads, 0, stream_of(n.stream)>>>(x, x_step, n.weight.data<T>(), n.weight_offset, rstd, dy, dy_step, n.dx.data<T>(), n.dx.stride(0),
+      kernel<<<grid_for(rows, 1), kThreads, 0, stream_of(n.stream)>>>(x, x_step, n.weight.defined() ? n.weight.data<T>() : nullptr, n.weight_offset, rstd, dy, dy_step, n.dx.data<T>(), n.dx.stride(0),
                                                                       n.accumulate_dx, rows, columns);
     };
     common_pack(columns, n.x, n.weight, n.dy, n.dx) == 8 ? launch(rms_norm_backward_kernel<T, 8>) : launch(rms_norm_backward_kernel<T, 1>);

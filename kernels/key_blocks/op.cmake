@@ -1,1 +1,0 @@
-hyscale_op(key_blocks SOURCES key_blocks.cpp)
