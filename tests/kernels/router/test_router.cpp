@@ -11,6 +11,7 @@ namespace {
 using test::HostTensor;
 
 double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
+double score_of(RouterScore score, double z) { return score == RouterScore::softmax ? std::exp(z) : sigmoid(z); }
 
 struct Routed {
   HostTensor experts, weights, counts;
@@ -28,9 +29,9 @@ std::vector<double> naive_weights(const RouterRule& rule, const std::vector<doub
   const size_t k = static_cast<size_t>(rule.k);
   for (size_t t = 0; t < logits.size() / num_experts; ++t) {
     double sum = 0;
-    for (size_t j = 0; j < k; ++j) sum += sigmoid(logits[t * num_experts + static_cast<size_t>(experts.i32()[t * k + j])]);
+    for (size_t j = 0; j < k; ++j) sum += score_of(rule.score, logits[t * num_experts + static_cast<size_t>(experts.i32()[t * k + j])]);
     for (size_t j = 0; j < k; ++j) {
-      const double s = sigmoid(logits[t * num_experts + static_cast<size_t>(experts.i32()[t * k + j])]);
+      const double s = score_of(rule.score, logits[t * num_experts + static_cast<size_t>(experts.i32()[t * k + j])]);
       out.push_back(rule.scaling * (rule.normalize ? s / sum : s));
     }
   }
@@ -60,6 +61,14 @@ TEST(Router, GivenExpertsAreWeighedAsIfChosen) {
   EXPECT_TRUE(test::same_bits(counts, chosen.counts));
 }
 
+TEST(Router, SoftmaxOfLargeLogitsStaysFinite) {
+  HostTensor logits = test::filled({1, 4}, 0);
+  logits[1] = 1000, logits[2] = 999;
+  const Routed r = route({.k = 2, .score = RouterScore::softmax}, logits, {});
+  EXPECT_EQ(r.experts.i32()[0], 1);
+  EXPECT_NEAR(r.weights[0], 1 / (1 + std::exp(-1.0)), 1e-6);
+}
+
 TEST(Router, TiesGoToTheLowerExpert) {
   const Routed r = route({.k = 3}, test::filled({2, 8}, 0.5f), test::filled({8}, 1));
   for (int64_t t = 0; t < 2; ++t)
@@ -78,8 +87,8 @@ TEST(Router, GroupsThatLoseAreNotEligible) {
 }
 
 TEST(Router, BackwardMatchesCentralDifferences) {
-  for (bool normalize : {true, false}) {
-    const RouterRule rule{.k = 3, .normalize = normalize, .scaling = 2.5f};
+  for (const auto& [normalize, score] : {std::pair{true, RouterScore::sigmoid}, {false, RouterScore::sigmoid}, {true, RouterScore::softmax}}) {
+    const RouterRule rule{.k = 3, .normalize = normalize, .scaling = 2.5f, .score = score};
     const HostTensor logits = test::random({5, 8}, 1), bias = test::random({8}, 2, 0.1f), dweights = test::random({5, 3}, 3);
     const Routed r = route(rule, logits, bias);
     EXPECT_CLOSE(r.weights, naive_weights(rule, test::doubles(logits), r.experts, 8), 1e-6);
@@ -94,7 +103,7 @@ TEST(Router, BackwardMatchesCentralDifferences) {
 }
 
 // Balance loss of documents [0, 3), [3, 3) (empty) and [3, 7) with the counts taken at the given logits.
-double naive_balance(const std::vector<double>& logits, const std::vector<double>& at, size_t experts, size_t k) {
+double naive_balance(const std::vector<double>& logits, const std::vector<double>& at, size_t experts, size_t k, RouterScore score) {
   double loss = 0;
   for (const auto& [first, last] : {std::pair<size_t, size_t>{0, 3}, {3, 7}}) {
     std::vector<double> counts(experts), mass(experts);
@@ -104,8 +113,8 @@ double naive_balance(const std::vector<double>& logits, const std::vector<double
       std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return at[t * experts + a] > at[t * experts + b]; });
       for (size_t j = 0; j < k; ++j) ++counts[order[j]];
       double sum = 0;
-      for (size_t e = 0; e < experts; ++e) sum += sigmoid(logits[t * experts + e]);
-      for (size_t e = 0; e < experts; ++e) mass[e] += sigmoid(logits[t * experts + e]) / sum;
+      for (size_t e = 0; e < experts; ++e) sum += score_of(score, logits[t * experts + e]);
+      for (size_t e = 0; e < experts; ++e) mass[e] += score_of(score, logits[t * experts + e]) / sum;
     }
     const double n = static_cast<double>(last - first);
     for (size_t e = 0; e < experts; ++e) loss += static_cast<double>(experts) / (static_cast<double>(k) * n * n) * counts[e] * mass[e];
@@ -117,15 +126,16 @@ TEST(Router, BalanceLossMatchesCentralDifferences) {
   const HostTensor logits = test::random({7, 6}, 1), tokens = test::ints({3}, {3, 0, 4});
   const std::vector<double> x = test::doubles(logits);
   // Whole documents; then the same in three runs, as two ranks would hold them: 0-4 | 5-6.
-  for (const auto& [starts, documents] : {std::pair{std::vector<int32_t>{0, 3, 7}, std::vector<int32_t>{0, 2}}, {{0, 3, 5, 7}, {0, 2, 2}}}) {
-    HostTensor loss = test::zeros(DType::f64, {1}), dlogits = test::filled({7, 6}, 0), counts = test::zeros(DType::i64, {3, 6});
-    const int64_t runs = static_cast<int64_t>(documents.size());
-    const HostTensor run_starts = test::ints({runs + 1}, starts), run_documents = test::ints({runs}, documents);
-    balance_counts({2, logits, run_starts, run_documents, counts, {}});
-    balance_loss({2, logits, run_starts, run_documents, tokens, counts, 0.5f, loss, dlogits, {}, {}});
-    EXPECT_NEAR(loss.f64()[0], naive_balance(x, x, 6, 2), 1e-6);
-    EXPECT_CLOSE(dlogits, test::central_differences(x, [&](const auto& v) { return 0.5 * naive_balance(v, x, 6, 2); }), 1e-4);
-  }
+  for (RouterScore score : {RouterScore::sigmoid, RouterScore::softmax})
+    for (const auto& [starts, documents] : {std::pair{std::vector<int32_t>{0, 3, 7}, std::vector<int32_t>{0, 2}}, {{0, 3, 5, 7}, {0, 2, 2}}}) {
+      HostTensor loss = test::zeros(DType::f64, {1}), dlogits = test::filled({7, 6}, 0), counts = test::zeros(DType::i64, {3, 6});
+      const int64_t runs = static_cast<int64_t>(documents.size());
+      const HostTensor run_starts = test::ints({runs + 1}, starts), run_documents = test::ints({runs}, documents);
+      balance_counts({2, logits, run_starts, run_documents, counts, {}, score});
+      balance_loss({2, logits, run_starts, run_documents, tokens, counts, 0.5f, loss, dlogits, {}, {}, score});
+      EXPECT_NEAR(loss.f64()[0], naive_balance(x, x, 6, 2, score), 1e-6);
+      EXPECT_CLOSE(dlogits, test::central_differences(x, [&](const auto& v) { return 0.5 * naive_balance(v, x, 6, 2, score); }), 1e-4);
+    }
 }
 
 TEST(Router, BiasMovesTowardEvenLoadAndCountsRestart) {
