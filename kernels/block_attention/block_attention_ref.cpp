@@ -60,8 +60,8 @@ void gather_and_score(const Op& a, const Sizes& n, int64_t t, int64_t count, con
   gather_selected(s.keys, a.k.as_matrix(), s.tokens, count);
   gather_selected(s.values, a.v.as_matrix(), s.tokens, count);
   for (int64_t g = 0; g < n.groups; ++g)
-    matrix_product(n.per_group(), count, n.dims, a.scale, Rows{a.q.f32() + t * n.query_row() + g * n.per_group() * n.dims, n.dims},
-                   transpose(s.keys + g * n.dims, n.key_row()), 0, s.p + g * n.per_group() * count, count);
+    matrix_product(n.per_group(), count, n.dims, a.scale, Rows<float>{a.q.f32() + t * n.query_row() + g * n.per_group() * n.dims, n.dims},
+                   transpose<float>(s.keys + g * n.dims, n.key_row()), 0, s.p + g * n.per_group() * count, count);
 }
 
 void softmax_rows(float* logits, int64_t heads, int64_t count, float* lse) {
@@ -86,7 +86,7 @@ void forward_query(const BlockAttentionForward& a, const Sizes& n, int64_t t, co
   gather_and_score(a, n, t, count, s);
   softmax_rows(s.p, n.heads, count, lse);
   for (int64_t g = 0; g < n.groups; ++g)
-    matrix_product(n.per_group(), n.dims, count, 1, Rows{s.p + g * n.per_group() * count, count}, Rows{s.values + g * n.dims, n.key_row()}, 0,
+    matrix_product(n.per_group(), n.dims, count, 1, Rows<float>{s.p + g * n.per_group() * count, count}, Rows<float>{s.values + g * n.dims, n.key_row()}, 0,
                    out + g * n.per_group() * n.dims, n.dims);
 }
 
@@ -117,15 +117,15 @@ void backward_query(const BlockAttentionBackward& a, const Sizes& n, int64_t t, 
   for (int64_t g = 0; g < n.groups; ++g) {
     const int64_t head = g * n.per_group(), at = head * n.dims;
     float *p = s.p + head * count, *dp = s.dp + head * count;
-    matrix_product(n.per_group(), count, n.dims, 1, Rows{dout + at, n.dims}, transpose(s.values + g * n.dims, n.key_row()), 0, dp, count);
+    matrix_product(n.per_group(), count, n.dims, 1, Rows<float>{dout + at, n.dims}, transpose<float>(s.values + g * n.dims, n.key_row()), 0, dp, count);
     for (int64_t h = 0; h < n.per_group(); ++h) {
       double delta = 0;
       for (int64_t d = 0; d < n.dims; ++d) delta += double{dout[at + h * n.dims + d]} * out[at + h * n.dims + d];
       for (int64_t j = 0; j < count; ++j) dp[h * count + j] = a.scale * p[h * count + j] * (dp[h * count + j] - static_cast<float>(delta));
     }
-    matrix_product(n.per_group(), n.dims, count, 1, Rows{dp, count}, Rows{s.keys + g * n.dims, n.key_row()}, 0, dq + at, n.dims);
-    matrix_product(count, n.dims, n.per_group(), 1, transpose(dp, count), Rows{q + at, n.dims}, 0, dk_rows + g * n.dims, n.key_row());
-    matrix_product(count, n.dims, n.per_group(), 1, transpose(p, count), Rows{dout + at, n.dims}, 0, dv_rows + g * n.dims, n.key_row());
+    matrix_product(n.per_group(), n.dims, count, 1, Rows<float>{dp, count}, Rows<float>{s.keys + g * n.dims, n.key_row()}, 0, dq + at, n.dims);
+    matrix_product(count, n.dims, n.per_group(), 1, transpose<float>(dp, count), Rows<float>{q + at, n.dims}, 0, dk_rows + g * n.dims, n.key_row());
+    matrix_product(count, n.dims, n.per_group(), 1, transpose<float>(p, count), Rows<float>{dout + at, n.dims}, 0, dv_rows + g * n.dims, n.key_row());
   }
 }
 
