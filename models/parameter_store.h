@@ -44,6 +44,9 @@ class ParameterStore {
   std::deque<Parameter>& all() { return parameters_; }
   const std::deque<Parameter>& all() const { return parameters_; }
   Parameter* find(const std::string& name);
+  // Tensors of this prefix in Hugging Face files belong to a part that is neither read, trained nor written.
+  void leave_out(const std::string& prefix) { left_out_ = prefix; }
+  const std::string& left_out() const { return left_out_; }
   void add_constant(HfConstant constant) { constants_.push_back(std::move(constant)); }
   const std::vector<HfConstant>& constants() const { return constants_; }
   int num_units() const { return static_cast<int>(units_.size()); }
@@ -120,6 +123,7 @@ class ParameterStore {
 
   std::deque<Parameter> parameters_;
   std::vector<HfConstant> constants_;
+  std::string left_out_;
   std::unordered_map<std::string, size_t> by_name_;
   std::vector<Unit> units_;
   std::vector<Flat> flats_;

@@ -33,7 +33,8 @@ V4Model::V4Model(const nlohmann::json& hf_config, const std::string& path, const
 }
 
 SequenceNeeds V4Model::sequence_needs() const {
-  SequenceNeeds needs{mtp_ ? 1 : 0, {}};
+  SequenceNeeds needs{mtp_ ? 1 : 0, {}, config_.window - 1};
+  for (int64_t ratio : config_.ratios) needs.reach = std::max(needs.reach, (ratio == 4 ? 2 : 1) * ratio - 1);  // overlapping groups read two
   for (int64_t ratio : config_.ratios)
     if (ratio > 0 && std::find(needs.compression_ratios.begin(), needs.compression_ratios.end(), ratio) == needs.compression_ratios.end())
       needs.compression_ratios.push_back(ratio);

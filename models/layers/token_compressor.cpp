@@ -32,8 +32,8 @@ void TokenCompressor::forward(Context& ctx, const Tensor& u, const CompressedEnt
   const int64_t channels = config_.channels();
   s.u = u;
   s.keys_gates = ctx.saved->allocate(DType::f32, {u.size(0), 2 * channels});
-  s.pooled = ctx.saved->allocate(ctx.activation, {e.size(), config_.dims});
-  s.rstd = ctx.saved->allocate(DType::f32, {e.size()});
+  s.pooled = ctx.saved->allocate(ctx.activation, {e.own(), config_.dims});
+  s.rstd = ctx.saved->allocate(DType::f32, {e.own()});
   linear(ctx, u, keys_gates_, s.keys_gates);
   compressor({s.keys_gates.slice(1, 0, channels), s.keys_gates.slice(1, channels, 2 * channels), ape_.value, e.first_token, e.positions, s.pooled, ctx.stream});
   rms_norm({s.pooled, norm_.value, config_.eps, entries, s.rstd, ctx.stream});

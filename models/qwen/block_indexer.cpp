@@ -36,9 +36,9 @@ void BlockIndexer::project(Context& ctx, const Tensor& x, const CompressedEntrie
   const int64_t tokens = x.size(0), heads = config_.num_heads, dims = config_.head_dim;
   s.x = x;
   for (Tensor* t : {&s.q_raw, &s.q}) *t = ctx.saved->allocate(ctx.activation, {tokens, heads, dims});
-  for (Tensor* t : {&s.pooled, &s.keys}) *t = ctx.saved->allocate(ctx.activation, {blocks.size(), dims});
+  for (Tensor* t : {&s.pooled, &s.keys}) *t = ctx.saved->allocate(ctx.activation, {blocks.own(), dims});
   s.q_rstd = ctx.saved->allocate(DType::f32, {1, tokens * heads});
-  s.k_rstd = ctx.saved->allocate(DType::f32, {1, blocks.size()});
+  s.k_rstd = ctx.saved->allocate(DType::f32, {1, blocks.own()});
   scratch_gemm(ctx, x, query_rows(qk_.value), s.q_raw.as_matrix(), false, true);
   group_norm(ctx, head_rows(s.q_raw), q_norm_, config_.eps, head_rows(s.q), s.q_rstd);
   rotate(ctx, s.q, ctx.sequence->positions, inv_freq, false);
@@ -62,7 +62,7 @@ void BlockIndexer::select(Context& ctx, int slot, const CompressedEntries& block
   update.workspace = workspace(ctx, flash_topk_update_workspace_bytes(state, update));
   flash_topk_update(state, update);
   flash_topk_finish(state, selection, ctx.stream);
-  ctx.selections->close(slot, blocks.size(), ctx.stream);
+  ctx.selections->close(slot, blocks.own(), ctx.stream);
   ctx.selections->count_selector_call();
 }
 

@@ -95,7 +95,7 @@ NgramConfig ngram_config(const JsonReader& r) {
   return n;
 }
 
-// Released files call sparse layers full_attention.
+// Sparse layers have had three names; released files say full_attention.
 std::vector<bool> sparse_layers(const JsonReader& r, int64_t num_layers) {
   if (!r.has("layer_types")) {
     const int64_t interval = r.integer("full_attention_interval", 1);
@@ -107,7 +107,7 @@ std::vector<bool> sparse_layers(const JsonReader& r, int64_t num_layers) {
   if (!list.is_array() || static_cast<int64_t>(list.size()) != num_layers) r.fail("layer_types", list, concat("a list of ", num_layers, " entries"));
   std::vector<bool> flags;
   for (size_t i = 0; i < list.size(); ++i) {
-    const bool sparse = list[i] == "qwen_sparse_attention" || list[i] == "full_attention";
+    const bool sparse = list[i] == "qwen_sparse_attention" || list[i] == "full_attention" || list[i] == "deepseek_sparse_attention";
     if (!sparse && list[i] != "linear_attention") r.fail(concat("layer_types[", i, "]"), list[i], "\"linear_attention\" or \"qwen_sparse_attention\"");
     flags.push_back(sparse);
   }

@@ -16,6 +16,7 @@ QwenModel::QwenModel(const nlohmann::json& hf_config, const std::string& path, c
   config_.moe.expert_ranks = options.expert_ranks;
   if (options.mtp && config_.mtp_layers != 1)
     throw UserError(concat(path, ": \"mtp_num_hidden_layers\" is ", config_.mtp_layers, "; training MTP needs 1"));
+  store_.leave_out("model.visual.");
   embedding_ = &store_.add({.name = config_.prefix + "embed_tokens.weight", .shape = {config_.vocab_size, config_.hidden_size}});
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     const size_t at = static_cast<size_t>(i);

@@ -1,5 +1,5 @@
 // Qwen3.8-Flash-Next, text: embedding copied to the residual streams, layers, mixer, LM head; MTP as an option.
-// Runs on the CPU, with the whole sequence on each rank.
+// Runs on the CPU, with the whole sequence on each rank. A vision tower in released files is left out.
 #pragma once
 #include <deque>
 #include <optional>

@@ -1,5 +1,7 @@
 #include "train/weights.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -65,13 +67,18 @@ int64_t load_weights(ParameterStore& store, const HfFolderReader& folder, const 
   for (const Parameter& p : store.all())
     for (const HfTensor& piece : p.hf) known.insert(piece.name);
   for (const HfConstant& c : store.constants()) known.insert(c.name);
-  int64_t skipped = 0;
+  int64_t skipped = 0, left_out = 0;
   for (const std::string& name : folder.names()) {
     if (known.count(name)) continue;
+    if (!store.left_out().empty() && name.starts_with(store.left_out())) {
+      ++left_out;
+      continue;
+    }
     if (skipped_prefix.empty() || !name.starts_with(skipped_prefix))
       throw UserError(concat(folder.folder(), ": tensor \"", name, "\" is not part of the model that config.json describes"));
     ++skipped;
   }
+  if (left_out > 0) spdlog::warn("{} tensors {}* in {} are left out: checkpoints will not hold them", left_out, store.left_out(), folder.folder());
   std::vector<float> host;
   for (Parameter& p : store.all()) load_parameter(store, p, folder, host);
   for (const HfConstant& c : store.constants()) check_constant(c, folder);

@@ -11,7 +11,10 @@ namespace {
 using test::HostTensor;
 
 double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
-double score_of(RouterScore score, double z) { return score == RouterScore::softmax ? std::exp(z) : sigmoid(z); }
+double score_of(RouterScore score, double z) {
+  if (score == RouterScore::sigmoid) return sigmoid(z);
+  return score == RouterScore::softmax ? std::exp(z) : std::sqrt(std::log1p(std::exp(z)));
+}
 
 struct Routed {
   HostTensor experts, weights, counts;
@@ -87,7 +90,8 @@ TEST(Router, GroupsThatLoseAreNotEligible) {
 }
 
 TEST(Router, BackwardMatchesCentralDifferences) {
-  for (const auto& [normalize, score] : {std::pair{true, RouterScore::sigmoid}, {false, RouterScore::sigmoid}, {true, RouterScore::softmax}}) {
+  for (const auto& [normalize, score] : {std::pair{true, RouterScore::sigmoid}, {false, RouterScore::sigmoid}, {true, RouterScore::sqrt_softplus}, {false, RouterScore::sqrt_softplus},
+                                         {true, RouterScore::softmax}}) {
     const RouterRule rule{.k = 3, .normalize = normalize, .scaling = 2.5f, .score = score};
     const HostTensor logits = test::random({5, 8}, 1), bias = test::random({8}, 2, 0.1f), dweights = test::random({5, 3}, 3);
     const Routed r = route(rule, logits, bias);
@@ -103,7 +107,7 @@ TEST(Router, BackwardMatchesCentralDifferences) {
 }
 
 // Balance loss of documents [0, 3), [3, 3) (empty) and [3, 7) with the counts taken at the given logits.
-double naive_balance(const std::vector<double>& logits, const std::vector<double>& at, size_t experts, size_t k, RouterScore score) {
+double naive_balance(RouterScore score, const std::vector<double>& logits, const std::vector<double>& at, size_t experts, size_t k) {
   double loss = 0;
   for (const auto& [first, last] : {std::pair<size_t, size_t>{0, 3}, {3, 7}}) {
     std::vector<double> counts(experts), mass(experts);
@@ -126,16 +130,38 @@ TEST(Router, BalanceLossMatchesCentralDifferences) {
   const HostTensor logits = test::random({7, 6}, 1), tokens = test::ints({3}, {3, 0, 4});
   const std::vector<double> x = test::doubles(logits);
   // Whole documents; then the same in three runs, as two ranks would hold them: 0-4 | 5-6.
-  for (RouterScore score : {RouterScore::sigmoid, RouterScore::softmax})
-    for (const auto& [starts, documents] : {std::pair{std::vector<int32_t>{0, 3, 7}, std::vector<int32_t>{0, 2}}, {{0, 3, 5, 7}, {0, 2, 2}}}) {
+  for (const auto& [starts, documents] : {std::pair{std::vector<int32_t>{0, 3, 7}, std::vector<int32_t>{0, 2}}, {{0, 3, 5, 7}, {0, 2, 2}}}) {
+    for (RouterScore score : {RouterScore::sigmoid, RouterScore::sqrt_softplus, RouterScore::softmax}) {
       HostTensor loss = test::zeros(DType::f64, {1}), dlogits = test::filled({7, 6}, 0), counts = test::zeros(DType::i64, {3, 6});
       const int64_t runs = static_cast<int64_t>(documents.size());
       const HostTensor run_starts = test::ints({runs + 1}, starts), run_documents = test::ints({runs}, documents);
       balance_counts({2, logits, run_starts, run_documents, counts, {}, score});
       balance_loss({2, logits, run_starts, run_documents, tokens, counts, 0.5f, loss, dlogits, {}, {}, score});
-      EXPECT_NEAR(loss.f64()[0], naive_balance(x, x, 6, 2, score), 1e-6);
-      EXPECT_CLOSE(dlogits, test::central_differences(x, [&](const auto& v) { return 0.5 * naive_balance(v, x, 6, 2, score); }), 1e-4);
+      EXPECT_NEAR(loss.f64()[0], naive_balance(score, x, x, 6, 2), 1e-6);
+      EXPECT_CLOSE(dlogits, test::central_differences(x, [&](const auto& v) { return 0.5 * naive_balance(score, v, x, 6, 2); }), 1e-4);
     }
+  }
+}
+
+TEST(Router, HashRoutingReadsTheTable) {
+  const HostTensor tokens = test::ints({3}, {2, 0, 2});
+  HostTensor table({3, 2}), experts(DType::i32, {3, 2});
+  for (int64_t i = 0; i < 6; ++i) table[i] = static_cast<float>(10 + i);
+  hash_route({tokens, table, experts, {}});
+  EXPECT_TRUE(test::same_bits(experts, test::ints({3, 2}, {14, 15, 10, 11, 14, 15})));
+}
+
+TEST(Router, ExtremeLogitsKeepScoresAndGradientsFinite) {
+  HostTensor logits = test::filled({1, 4}, 0), weights({1, 2}), dlogits({1, 4});
+  logits[0] = 500, logits[1] = -500, logits[2] = -90, logits[3] = 90;
+  for (const auto& chosen : {std::vector<int32_t>{0, 3}, {1, 2}}) {
+    const HostTensor experts = test::ints({1, 2}, chosen), dweights = test::filled({1, 2}, 1);
+    const RouterRule rule{.k = 2, .score = RouterScore::sqrt_softplus};
+    router({rule, logits, {}, experts, weights, {}, {}, true});
+    router_backward({rule, logits, experts, dweights, dlogits, {}});
+    for (int64_t i = 0; i < 2; ++i) EXPECT_TRUE(std::isfinite(weights[i]));
+    for (int64_t i = 0; i < 4; ++i) EXPECT_TRUE(std::isfinite(dlogits[i]));
+  }
 }
 
 TEST(Router, BiasMovesTowardEvenLoadAndCountsRestart) {
