@@ -2,14 +2,15 @@ add_executable(golden-check ${CMAKE_CURRENT_LIST_DIR}/golden_check.cpp)
 target_link_libraries(golden-check PRIVATE hyscale_train CLI11::CLI11)
 foreach(recompute none layer)
   add_test(NAME golden.recompute_${recompute}
-    COMMAND golden-check --recompute ${recompute} tests/goldens/glm51 tests/goldens/glm51_odd_length tests/goldens/glm52_shared tests/goldens/deepseek_v4 WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+    COMMAND golden-check --recompute ${recompute} tests/goldens/glm51 tests/goldens/glm51_odd_length tests/goldens/glm52_shared tests/goldens/deepseek_v4 tests/goldens/qwen_qsa WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(golden.recompute_${recompute} PROPERTIES TIMEOUT 60)
 endforeach()
-# The gates of n-gram memories are roots with steep slopes near 0: f32 keeps the gradients behind them to 2e-4.
+# The gates of n-gram memories are roots, steep near 0: the rounding of f32 products alone, which differs between BLAS kernels,
+# moves the gradients behind them by up to 1.2e-4.
 foreach(recompute none layer)
-  add_test(NAME golden.qwen_recompute_${recompute}
-    COMMAND golden-check --recompute ${recompute} --gradient-tolerance 2e-4 tests/goldens/qwen_qsa tests/goldens/qwen_qsa_ple WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
-  set_tests_properties(golden.qwen_recompute_${recompute} PROPERTIES TIMEOUT 60)
+  add_test(NAME golden.ngram_recompute_${recompute}
+    COMMAND golden-check --recompute ${recompute} --gradient-tolerance 2e-4 tests/goldens/qwen_qsa_ple WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+  set_tests_properties(golden.ngram_recompute_${recompute} PROPERTIES TIMEOUT 60)
 endforeach()
 hyscale_test(test_glm_model SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_glm_model.cpp DEPENDS hyscale_train)
 hyscale_test(test_v4_model SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_v4_model.cpp DEPENDS hyscale_train)
