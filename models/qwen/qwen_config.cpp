@@ -20,7 +20,8 @@ void refuse_unsupported(const JsonReader& r) {
   if (r.number_or("attention_dropout", 0) != 0) r.fail("attention_dropout", r.raw("attention_dropout"), "0: dropout is not supported");
 }
 
-// Numbers of a head that turn: the first partial_rotary_factor of it.
+// Numbers of a head that turn: the first partial_rotary_factor of it. The three position rows of multimodal rope are equal for text, so
+// its sections do not matter.
 int64_t rotary_dim(const JsonReader& r, const JsonReader& rope, int64_t head_dim) {
   const double factor = rope.has("partial_rotary_factor") ? rope.number("partial_rotary_factor") : r.number("partial_rotary_factor");
   const int64_t dim = std::llround(factor * static_cast<double>(head_dim));
@@ -152,6 +153,7 @@ QwenConfig parse_qwen_config(const nlohmann::json& json, const std::string& path
   const JsonReader rope(r.raw("rope_parameters"), place + ": rope_parameters");
   rope.only("rope_type", "default");
   c.rope_theta = static_cast<float>(rope.number("rope_theta"));
+  if (r.has("mtp")) JsonReader(r.raw("mtp"), place + ": mtp").only("rope_theta", rope.number("rope_theta"));
   c.residual = {c.hidden_size, r.integer("hc_count", 1), r.integer("hc_lowrank", 1), eps};
   c.delta = delta_config(r, eps);
   c.attention = attention_config(r, rope, eps);

@@ -39,6 +39,24 @@ TEST(QwenConfig, CensusOfTheReleasedModel) {
   EXPECT_NE(model->parameters().find("mtp.layers.0.self_attn.indexer.index_qk_proj.weight"), nullptr);
 }
 
+// Released files: the text model inside another, experts of a layer as one tensor.
+TEST(QwenConfig, TheReleasedFormIsTheSameModel) {
+  nlohmann::json text = ngram_config();
+  for (nlohmann::json& type : text["layer_types"])
+    if (type == "qwen_sparse_attention") type = "full_attention";
+  const auto plain = make_random(ngram_config()), released = make_random({{"model_type", "qwen4_exp"}, {"text_config", text}});
+  for (const Parameter& p : plain->parameters().all()) {
+    const std::string name = p.name.starts_with("model.") ? "model.language_model." + p.name.substr(6) : p.name;
+    Parameter* other = released->parameters().find(name);
+    ASSERT_NE(other, nullptr) << name;
+    EXPECT_EQ(other->hf.size(), p.expert ? 1u : p.hf.size()) << name;
+    std::copy_n(p.value.f32(), p.value.elements(), other->value.f32());
+  }
+  const HostSequence s = sequence({70, 9});
+  EXPECT_TRUE(Step(*plain, run_options()).logits(s) == Step(*released, run_options()).logits(s));
+  EXPECT_THROW(make_model({{"model_type", "qwen4_exp"}, {"text_config", text}}, "config.json", {.expert_rank = 0, .expert_ranks = 2}), UserError);
+}
+
 TEST(QwenConfig, RefusesWhatItDoesNotCompute) {
   const auto refused = [](const char* key, const nlohmann::json& value, const char* message) {
     nlohmann::json c = ngram_config();
@@ -143,7 +161,7 @@ TEST(QwenModel, MtpGradientsMatchCentralDifferences) {
   train_once(*model, o, {s});
   for (const char* name : {"mtp.fc_embedding.weight", "mtp.fc_hidden.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight",
                            "mtp.hyper_connection_mixer.input_mix_weight_up.weight", "mtp.layers.0.self_attn.q_proj.weight", "mtp.layers.0.attn_hyper_connection.hc_norm.weight",
-                           "mtp.layers.0.mlp.shared_expert_gate.weight", "model.embed_tokens.weight", "lm_head.weight", "model.layers.0.linear_attn.in_proj_qkv.weight",
+                           "model.embed_tokens.weight", "lm_head.weight", "model.layers.0.linear_attn.in_proj_qkv.weight",
                            "model.layers.0.linear_attn.A_log", "model.layers.3.self_attn.o_proj.weight"})
     expect_directional_derivative(*model, o, s, name, 1e-2);
 }

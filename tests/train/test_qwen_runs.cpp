@@ -32,6 +32,23 @@ TEST(QwenRuns, ResumingIsBitEqualAndCheckpointsHoldTheHashConstants) {
   }
 }
 
+TEST(QwenRuns, RanksShareDataExpertsAndWeights) {
+  const TinyRun t;
+  const std::vector<std::string> few = qwen({"--set", "train.steps=3", "--set", "schedule.kind=constant"});
+  std::vector<std::string> shared = few;
+  shared.insert(shared.end(), {"--set", "parallel.data=2", "--set", "parallel.expert=2", "--set", "parallel.sharding=weights"});
+  ASSERT_EQ(run(t.into("one", few)).code, 0);
+  const auto many = run(t.with_ranks(2, "many", shared));
+  ASSERT_EQ(many.code, 0) << many.output;
+  const auto a = t.metrics("one"), b = t.metrics("many");
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i)
+    for (const char* key : {"loss", "index_loss", "balance_loss", "grad_norm"})
+      if (a[i].contains(key)) {
+        EXPECT_NEAR(b[i][key].get<double>(), a[i][key].get<double>(), 1e-3 * a[i][key].get<double>()) << key << " of line " << i;
+      }
+}
+
 TEST(QwenRuns, PlansWithoutRunning) {
   const TinyRun t;
   const auto plan = run(t.command(qwen({"--plan"})));
