@@ -13,8 +13,9 @@ namespace hyscale {
 namespace {
 
 constexpr float kUnitEps = 1e-6f;  // of the L2 norms
+constexpr int64_t kChunk = 64;     // tokens
 
-// Decay rates spread evenly over (0, 16), what random ones of the released model's start do on average.
+// Decay rates spread evenly over (0, 16); the reference draws them from there.
 Parameter decay_parameter(const std::string& name, int64_t heads) {
   const auto log_rate = [heads](int64_t element) { return std::log(16 * (static_cast<float>(element) + 0.5f) / static_cast<float>(heads)); };
   return {.name = name, .shape = {heads}, .init = Init::formula, .fp32 = true, .weight_decay = false, .formula = log_rate};
@@ -60,7 +61,7 @@ void GatedDeltaNet::forward(Context& ctx, const Tensor& x, const Tensor& y, Save
   linear(ctx, x, b_, s.b);
   delta_gates({s.a, s.b, a_log_.value, dt_bias_.value, s.log_decay, s.beta, ctx.stream});
   const ArenaScope scope(*ctx.scratch);
-  GatedDelta g{s.q, s.k, values(s.qkv), s.log_decay, s.beta, ctx.sequence->document_starts, scale(), 64, s.o, {}, ctx.stream};
+  GatedDelta g{s.q, s.k, values(s.qkv), s.log_decay, s.beta, ctx.sequence->document_starts, scale(), kChunk, s.o, {}, ctx.stream};
   g.workspace = workspace(ctx, gated_delta_workspace_bytes(g));
   gated_delta(g);
   rms_norm({head_rows(s.o), norm_.value, c.eps, head_rows(s.normed), s.o_rstd, ctx.stream});
@@ -105,7 +106,7 @@ void GatedDeltaNet::backward_heads(Context& ctx, const Tensor& dout, const Tenso
   const auto gates = [&] { return ctx.scratch->allocate(DType::f32, s.beta.shape()); };
   const Tensor dlog_decay = gates(), dbeta = gates(), da = gates(), db = gates();
   {
-    GatedDeltaBackward g{s.q, s.k, values(s.qkv), s.log_decay, s.beta, ctx.sequence->document_starts, scale(), 64, dout, queries(dqkv), keys(dqkv), values(dqkv),
+    GatedDeltaBackward g{s.q, s.k, values(s.qkv), s.log_decay, s.beta, ctx.sequence->document_starts, scale(), kChunk, dout, queries(dqkv), keys(dqkv), values(dqkv),
                          dlog_decay, dbeta, {}, ctx.stream};
     const ArenaScope inner(*ctx.scratch);
     g.workspace = workspace(ctx, gated_delta_backward_workspace_bytes(g));
