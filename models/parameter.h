@@ -37,6 +37,12 @@ struct HfTensor {
   int64_t offset = 0;  // elements from the start of the whole parameter
 };
 
+// Whole numbers that follow from the configuration: a tensor in Hugging Face files, held against them when they are read.
+struct HfConstant {
+  std::string name;
+  std::vector<int64_t> values;
+};
+
 struct Parameter {
   std::string name;  // as in Hugging Face where the parameter is one tensor there
   Shape shape;       // of what this rank holds: all of it, or its experts

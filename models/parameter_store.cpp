@@ -306,11 +306,12 @@ void ParameterStore::share_values(Stream stream) {
 int64_t ParameterStore::num_elements() const {
   int64_t n = 0;
   for (const Parameter& p : parameters_) n += p.whole_elements();
+  for (const HfConstant& c : constants_) n += static_cast<int64_t>(c.values.size());
   return n;
 }
 
 int64_t ParameterStore::num_hf_tensors() const {
-  int64_t n = 0;
+  int64_t n = static_cast<int64_t>(constants_.size());
   for (const Parameter& p : parameters_) n += static_cast<int64_t>(p.hf.size());
   return n;
 }

@@ -57,6 +57,11 @@ class ParameterStore {
   std::deque<Parameter>& all() { return parameters_; }
   const std::deque<Parameter>& all() const { return parameters_; }
   Parameter* find(const std::string& name);
+  // Tensors of this prefix in Hugging Face files belong to a part that is neither read, trained nor written.
+  void leave_out(const std::string& prefix) { left_out_ = prefix; }
+  const std::string& left_out() const { return left_out_; }
+  void add_constant(HfConstant constant) { constants_.push_back(std::move(constant)); }
+  const std::vector<HfConstant>& constants() const { return constants_; }
   int num_units() const { return static_cast<int>(units_.size()); }
 
   // Gives every parameter its value and gradient memory. compute: f32 on the CPU, bf16 on CUDA, either on meta.
@@ -85,7 +90,7 @@ class ParameterStore {
   // After own_pieces() have new values: everyone gets them.
   void share_values(Stream);
 
-  int64_t num_elements() const;    // of the whole model, buffers included
+  int64_t num_elements() const;    // of the whole model, buffers and constants included
   int64_t num_hf_tensors() const;
   size_t value_bytes() const { return values_.bytes(); }
   size_t gradient_bytes() const { return gradients_.bytes(); }
@@ -119,6 +124,8 @@ class ParameterStore {
   }
 
   std::deque<Parameter> parameters_;
+  std::vector<HfConstant> constants_;
+  std::string left_out_;
   std::unordered_map<std::string, size_t> by_name_;
   std::vector<Unit> units_;
   std::vector<Flat> flats_;

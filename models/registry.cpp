@@ -4,6 +4,7 @@
 
 #include "models/deepseek_v4/v4_model.h"
 #include "models/glm/glm_model.h"
+#include "models/qwen/qwen_model.h"
 
 namespace hyscale {
 
@@ -11,7 +12,8 @@ std::unique_ptr<Model> make_model(const nlohmann::json& hf_config, const std::st
   const std::string type = hf_config.is_object() ? hf_config.value("model_type", "") : "";
   if (type == "glm_moe_dsa") return std::make_unique<GlmModel>(hf_config, path, options);
   if (type == "deepseek_v4") return std::make_unique<V4Model>(hf_config, path, options);
-  throw UserError(concat(path, ": \"model_type\" is \"", type, "\"; supported: \"glm_moe_dsa\" (GLM-5, 5.1, 5.2), \"deepseek_v4\""));
+  if (type == "qwen4_exp" || type == "qwen4_exp_text") return std::make_unique<QwenModel>(hf_config, path, options);
+  throw UserError(concat(path, ": \"model_type\" is \"", type, "\"; supported: \"glm_moe_dsa\" (GLM-5, 5.1, 5.2), \"deepseek_v4\", \"qwen4_exp\" (Qwen3.8)"));
 }
 
 nlohmann::json read_hf_config(const std::string& path) {
