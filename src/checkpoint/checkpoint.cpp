@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "checkpoint/digest.h"
+#include "core/digest.h"
 #include "core/error.h"
 #include "core/file.h"
 

@@ -52,13 +52,14 @@ int run(int argc, char** argv) {
   CLI::App app{"Builds and inspects token data sets (Megatron's .bin/.idx)."};
   app.require_subcommand(1);
   BuildOptions build;
-  std::string tokenizer = "byte", prefix, decoder;
+  std::string tokenizer = "byte", end_of_document, prefix, decoder;
   int64_t show = 0;
   bool no_end = false;
   CLI::App* b = app.add_subcommand("build", "text files, .jsonl files and folders to OUTPUT.bin and OUTPUT.idx");
   b->add_option("inputs", build.inputs, "files and folders")->required();
   b->add_option("--output", build.output, "path prefix of the data set")->required();
-  b->add_option("--tokenizer", tokenizer, "byte, or the path of a SentencePiece model")->capture_default_str();
+  b->add_option("--tokenizer", tokenizer, "byte, or the path of a tokenizer.json (or its folder) or SentencePiece model")->capture_default_str();
+  b->add_option("--end-of-document", end_of_document, "token that ends documents; the default is the tokenizer's own");
   b->add_option("--json-key", build.json_key, "key of the text in .jsonl lines")->capture_default_str();
   b->add_option("--validation-fraction", build.validation_fraction, "share of documents for OUTPUT-validation")->check(CLI::Range(0.0, 0.5));
   b->add_flag("--no-end-of-document", no_end, "do not end documents with the tokenizer's id for it");
@@ -73,7 +74,7 @@ int run(int argc, char** argv) {
   }
   if (i->parsed()) return inspect(prefix, show, decoder), 0;
   build.append_end_of_document = !no_end;
-  const BuildReport r = build_dataset(build, *make_tokenizer(tokenizer));
+  const BuildReport r = build_dataset(build, *make_tokenizer(tokenizer, end_of_document));
   std::cout << fmt::format("{}: {} documents, {} tokens", build.output, r.documents, r.tokens);
   if (build.validation_fraction > 0) std::cout << fmt::format("; validation: {} documents, {} tokens", r.validation_documents, r.validation_tokens);
   std::cout << fmt::format("; left out: {} empty documents, {} binary files\n", r.empty_documents, r.binary_files);
