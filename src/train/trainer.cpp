@@ -60,7 +60,9 @@ Trainer::Trainer(const Config& config, const std::string& resume, Device device,
     throw UserError(concat("the run needs ", plan.total_bytes() >> 20, " MiB on ", to_string(device_), ", available are ", plan.limit >> 20,
                            " MiB; --plan shows by class what takes them"));
   set_memory_plan(plan_line(plan));
-  loader_ = std::make_unique<Loader>(loader_options(config_, config_.data.train, *model_, config_.data.shuffle));
+  Loader::Options training = loader_options(config_, config_.data.train, *model_, config_.data.shuffle);
+  training.skip = config_.data.skip;
+  loader_ = std::make_unique<Loader>(training);
   load_validation();
   ParameterStore& store = model_->parameters();
   store.allocate(device_, compute_dtype(device_), sharding(config_, groups_));
@@ -155,7 +157,7 @@ void Trainer::report_not_finite(const Outcome& o, const std::vector<LoadedSequen
                         {"indexer_grad_norm", fmt::format("{}", o.update.indexer_norm)}, {"sequences", nlohmann::json::array()}};
   if (const auto nan = step_->selections().find_nan(step_->stream()))
     report["nan_index_score"] = {{"selecting_layer", nan->slot}, {"query", nan->query}};
-  for (const LoadedSequence& s : sequences) report["sequences"].push_back({{"documents", s.describe}, {"tokens", s.tokens}});
+  for (const LoadedSequence& s : sequences) report["sequences"].push_back({{"sequence", s.number}, {"documents", s.describe}, {"tokens", s.tokens}});
   write_text_file(path, report.dump() + "\n");
   spdlog::error("step {}: loss or gradient is not finite (loss {}, gradient norm {}); the step is not applied, its tokens are in {}", step_number_, o.losses.lm,
                 o.update.norm, path);

@@ -276,7 +276,7 @@ TEST(Loader, ErrorsNameTheDataSet) {
   const nlohmann::json cursor = l.cursor();
   write_dataset(f / "a", {{1, 2, 3}}, 60000);
   Loader other(options(f, {{"a"}}));
-  EXPECT_CONTAINS(error_of([&] { other.restore(cursor); }), "has 1 documents and 3 tokens; the checkpoint's data set");
+  EXPECT_CONTAINS(error_of([&] { other.restore(cursor); }), "has 1 documents and 3 tokens, index");
 }
 
 }  // namespace
