@@ -9,7 +9,7 @@ namespace {
 // What single keys cannot show.
 void check_combinations(const Config& c, const YamlReader& r) {
   if (c.schedule.warmup_steps > c.train.steps) r.fail("schedule.warmup_steps", concat(c.schedule.warmup_steps, " is more than train.steps, ", c.train.steps));
-  if (c.schedule.kind == "wsd" && (c.schedule.decay_steps == 0 || c.schedule.decay_steps + c.schedule.warmup_steps > c.train.steps))
+  if (c.schedule.kind == "wsd" && (c.schedule.decay_steps == 0 || c.schedule.decay_steps > c.train.steps - c.schedule.warmup_steps))
     r.fail("schedule.decay_steps", concat(c.schedule.decay_steps, "; wsd needs from 1 to ", c.train.steps - c.schedule.warmup_steps, " steps of decay"));
   if (c.schedule.kind != "wsd" && c.schedule.decay_steps != 0)
     r.fail("schedule.decay_steps", concat("acts only with schedule.kind wsd, which is ", c.schedule.kind));

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "core/error.h"
+#include "core/file.h"
 
 namespace hyscale {
 namespace {
@@ -48,7 +49,9 @@ YamlReader::YamlReader(const std::string& path, const std::vector<std::string>& 
   if (!std::ifstream(path)) throw UserError(path + ": cannot be read; expected a YAML configuration");
   YAML::Node root;
   try {
-    root = YAML::LoadFile(path);
+    const std::vector<YAML::Node> documents = YAML::LoadAll(read_text_file(path));
+    if (documents.size() > 1) throw UserError(concat(path, ":", documents[1].Mark().line + 1, ": begins a second YAML document; expected one"));
+    if (!documents.empty()) root = documents[0];
   } catch (const YAML::Exception& e) {
     throw UserError(concat(path, ":", e.mark.line + 1, ": is not valid YAML: ", e.msg));
   }
@@ -57,7 +60,8 @@ YamlReader::YamlReader(const std::string& path, const std::vector<std::string>& 
   check_map(root, "the file");
   for (const auto& section : root)
     if (section.second.IsMap())
-      for (const auto& entry : section.second) marks_[section.first.as<std::string>() + "." + entry.first.as<std::string>()] = entry.first.Mark();
+      for (const auto& entry : section.second)
+        if (entry.first.IsScalar()) marks_[section.first.as<std::string>() + "." + entry.first.as<std::string>()] = entry.first.Mark();
   for (const std::string& text : overrides) apply_override(text);
 }
 

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <iostream>
+#include <map>
 
 #include "data/build_dataset.h"
 #include "data/indexed_dataset.h"
@@ -13,16 +14,15 @@ namespace hyscale {
 namespace {
 
 // Entropy of single tokens in nats: what a model that knows only their frequencies reaches.
-double unigram_entropy(const std::vector<int64_t>& counts, int64_t total) {
+double unigram_entropy(const std::map<int32_t, int64_t>& counts, int64_t total) {
   double entropy = 0;
-  for (int64_t n : counts)
-    if (n > 0) entropy -= static_cast<double>(n) / static_cast<double>(total) * std::log(static_cast<double>(n) / static_cast<double>(total));
+  for (const auto& [id, n] : counts) entropy -= static_cast<double>(n) / static_cast<double>(total) * std::log(static_cast<double>(n) / static_cast<double>(total));
   return entropy;
 }
 
 void inspect(const std::string& prefix, int64_t show, const std::string& tokenizer_name) {
   const IndexedDataset data(prefix);
-  std::vector<int64_t> counts;
+  std::map<int32_t, int64_t> counts;
   int64_t shortest = INT64_MAX, longest = 0, empty = 0;
   std::vector<int32_t> ids;
   for (int64_t d = 0; d < data.num_documents(); ++d) {
@@ -32,14 +32,11 @@ void inspect(const std::string& prefix, int64_t show, const std::string& tokeniz
     empty += length == 0;
     ids.resize(static_cast<size_t>(length));
     data.read(d, 0, length, INT32_MAX, ids.data());
-    for (int32_t id : ids) {
-      if (static_cast<size_t>(id) >= counts.size()) counts.resize(static_cast<size_t>(id) + 1);
-      ++counts[static_cast<size_t>(id)];
-    }
+    for (int32_t id : ids) ++counts[id];
   }
   std::cout << fmt::format("{}: {} documents ({} empty), {} tokens of {}, {} to {} per document, highest id {}, unigram entropy {:.4f} nats\n", prefix,
                            data.num_documents(), empty, data.num_tokens(), data.dtype_name(), data.num_documents() ? shortest : 0, longest,
-                           static_cast<int64_t>(counts.size()) - 1, unigram_entropy(counts, data.num_tokens()));
+                           counts.empty() ? -1 : counts.rbegin()->first, unigram_entropy(counts, data.num_tokens()));
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_name.empty() ? nullptr : make_tokenizer(tokenizer_name);
   for (int64_t d = 0; d < std::min(show, data.num_documents()); ++d) {
     ids.resize(static_cast<size_t>(std::min<int64_t>(data.document_tokens(d), 64)));

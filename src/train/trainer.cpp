@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "checkpoint/checkpoint.h"
+#include "core/json.h"
 #include "core/range.h"
 #include "train/plan.h"
 #include "train/signals.h"
@@ -106,16 +107,16 @@ void Trainer::check_same_model(const std::string& path) const {
 }
 
 void Trainer::restore(const std::string& path) {
-  const nlohmann::json j = nlohmann::json::parse(read_text_file(path + "/trainer.json"), nullptr, false);
-  if (!j.is_object()) throw UserError(path + "/trainer.json: is damaged");
-  if (j.at("stage") != config_.model.stage)
-    throw UserError(concat(path, ": was trained in stage ", j.at("stage").get<std::string>(), ", model.stage is ", config_.model.stage,
+  const nlohmann::json saved = read_json_file(path + "/trainer.json");
+  const JsonReader j(saved, path + "/trainer.json");
+  if (j.text("stage") != config_.model.stage)
+    throw UserError(concat(path, ": was trained in stage ", j.text("stage"), ", model.stage is ", config_.model.stage,
                            "; to change stages start a new run with model.weights: ", path, "/model"));
-  step_number_ = j.at("step");
-  tokens_ = j.at("tokens");
-  not_finite_in_row_ = j.at("not_finite_in_row");
-  loader_->restore(j.at("loader"));
-  optimizer_->restore(path + "/optimizer", j.at("updates"));
+  step_number_ = j.integer("step", 0, INT64_MAX);
+  tokens_ = j.integer("tokens", 0, INT64_MAX);
+  not_finite_in_row_ = j.integer("not_finite_in_row", 0, INT64_MAX);
+  loader_->restore(j.required("loader"));
+  optimizer_->restore(path + "/optimizer", j.integer("updates", 0, INT64_MAX));
 }
 
 Trainer::Outcome Trainer::train_one() {
