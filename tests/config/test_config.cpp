@@ -70,7 +70,9 @@ TEST(ConfigReader, RangesDuplicatesAndMissingKeys) {
 }
 
 TEST(ConfigReader, YamlThatIsNoConfigurationIsNamed) {
-  EXPECT_EQ(error_of(std::string(kMinimal) + "---\ntrain:\n  steps: 11\n"), "run.yaml:9: begins a second YAML document; expected one");
+  EXPECT_EQ(error_of(std::string(kMinimal) + "---\ntrain:\n  steps: 11\n"), "run.yaml:8: is not valid YAML: text after the first document");
+  EXPECT_EQ(error_of(", a\n"), "run.yaml:1: is not valid YAML: text after the first document");
+  EXPECT_EQ(error_of(kMinimal, {"train.steps=, 3"}), "--set train.steps=, 3: the value is not valid YAML: text after the first document");
   EXPECT_EQ(error_of(std::string(kMinimal) + "  [a, b]: 1\n"), "run.yaml:8: train: a key is no word");
   EXPECT_EQ(error_of(std::string(kMinimal) + "[a]: 1\n"), "run.yaml:8: the file: a key is no word");
   EXPECT_EQ(error_of(std::string(kMinimal) + "  ? {a: b}\n  : 1\n"), "run.yaml:8: train: a key is no word");
