@@ -8,19 +8,22 @@ namespace {
 
 void run(const std::string& input) { LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(input.data()), input.size()); }
 
-std::vector<std::string> corpus() {
-  std::vector<std::string> inputs;
-  for (const auto& entry : std::filesystem::directory_iterator("tests/fuzz/corpus/" HYSCALE_FUZZ_TARGET)) inputs.push_back(test::read_file(entry.path().string()));
-  return inputs;
+// Of a target by name, so that the programs of all targets together have each test once.
+class FuzzCorpus : public testing::TestWithParam<std::string> {
+ protected:
+  FuzzCorpus() {
+    for (const auto& entry : std::filesystem::directory_iterator("tests/fuzz/corpus/" + GetParam())) inputs_.push_back(test::read_file(entry.path().string()));
+  }
+  std::vector<std::string> inputs_;
+};
+
+TEST_P(FuzzCorpus, EveryFileIsReadOrRefused) {
+  EXPECT_FALSE(inputs_.empty());
+  for (const std::string& input : inputs_) EXPECT_NO_THROW(run(input));
 }
 
-TEST(FuzzCorpus, EveryFileIsReadOrRefused) {
-  EXPECT_FALSE(corpus().empty());
-  for (const std::string& input : corpus()) EXPECT_NO_THROW(run(input));
-}
-
-TEST(FuzzCorpus, DamagedFilesAreReadOrRefused) {
-  for (const std::string& input : corpus()) {
+TEST_P(FuzzCorpus, DamagedFilesAreReadOrRefused) {
+  for (const std::string& input : inputs_) {
     const size_t step = std::max<size_t>(1, input.size() / 50);
     for (size_t at = 0; at < input.size(); at += step) {
       EXPECT_NO_THROW(run(input.substr(0, at)));
@@ -30,6 +33,8 @@ TEST(FuzzCorpus, DamagedFilesAreReadOrRefused) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(, FuzzCorpus, testing::Values(HYSCALE_FUZZ_TARGET), [](const auto& i) { return i.param; });
 
 }  // namespace
 }  // namespace hyscale
