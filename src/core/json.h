@@ -17,6 +17,8 @@ nlohmann::json read_json_file(const std::string& path);
 // Errors name the file and the key. Objects outlive their reader.
 class JsonReader {
  public:
+  static constexpr int64_t kMostCount = int64_t{1} << 62;  // of things counted from then on, with room to go on counting
+
   JsonReader(const nlohmann::json& object, std::string path) : object_(object), path_(std::move(path)) {
     if (!object.is_object()) throw UserError(path_ + ": expected a JSON object");
   }

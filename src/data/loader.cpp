@@ -128,7 +128,7 @@ void Loader::restore_source(size_t source, const nlohmann::json& saved) {
   start_epoch(source, r.integer("epoch", 0, int64_t{1} << 31));
   s.position = r.integer("position", 0, s.data->num_documents() - 1);
   s.offset = r.integer("offset", 0, s.data->document_tokens(s.document()) - 1);
-  s.drawn = r.integer("drawn", 0, INT64_MAX);
+  s.drawn = r.integer("drawn", 0, JsonReader::kMostCount);
 }
 
 void Loader::restore(const nlohmann::json& j) {
@@ -138,7 +138,7 @@ void Loader::restore(const nlohmann::json& j) {
     throw UserError(concat("the checkpoint was trained on ", saved.size(), " data sets, the config names ", sources_.size(), "; resume with the same data sets"));
   for (size_t i = 0; i < sources_.size(); ++i) restore_source(i, saved[i]);
   current_ = static_cast<int>(r.integer("current", -1, static_cast<int64_t>(sources_.size()) - 1));
-  sequences_ = r.integer("sequences", 0, INT64_MAX);
+  sequences_ = r.integer("sequences", 0, JsonReader::kMostCount);
 }
 
 int64_t Loader::num_tokens() const {

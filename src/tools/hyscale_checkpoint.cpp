@@ -30,8 +30,8 @@ void inspect(const std::string& path, bool tensors) {
   if (!fs::exists(path + "/trainer.json")) return;
   const nlohmann::json saved = read_json_file(path + "/trainer.json");
   const JsonReader j(saved, path + "/trainer.json");
-  std::cout << fmt::format("step {}, {} tokens, {} updates, stage {}\n", j.integer("step", 0, INT64_MAX), j.integer("tokens", 0, INT64_MAX),
-                           j.integer("updates", 0, INT64_MAX), j.text("stage"));
+  std::cout << fmt::format("step {}, {} tokens, {} updates, stage {}\n", j.integer("step", 0, JsonReader::kMostCount), j.integer("tokens", 0, JsonReader::kMostCount),
+                           j.integer("updates", 0, JsonReader::kMostCount), j.text("stage"));
 }
 
 void export_model(const std::string& path, const std::string& output, const std::string& dtype) {

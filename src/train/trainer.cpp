@@ -112,11 +112,11 @@ void Trainer::restore(const std::string& path) {
   if (j.text("stage") != config_.model.stage)
     throw UserError(concat(path, ": was trained in stage ", j.text("stage"), ", model.stage is ", config_.model.stage,
                            "; to change stages start a new run with model.weights: ", path, "/model"));
-  step_number_ = j.integer("step", 0, INT64_MAX);
-  tokens_ = j.integer("tokens", 0, INT64_MAX);
-  not_finite_in_row_ = j.integer("not_finite_in_row", 0, INT64_MAX);
+  step_number_ = j.integer("step", 0, JsonReader::kMostCount);
+  tokens_ = j.integer("tokens", 0, JsonReader::kMostCount);
+  not_finite_in_row_ = j.integer("not_finite_in_row", 0, JsonReader::kMostCount);
   loader_->restore(j.required("loader"));
-  optimizer_->restore(path + "/optimizer", j.integer("updates", 0, INT64_MAX));
+  optimizer_->restore(path + "/optimizer", j.integer("updates", 0, JsonReader::kMostCount));
 }
 
 Trainer::Outcome Trainer::train_one() {
