@@ -122,9 +122,11 @@ nlohmann::json Loader::cursor() const {
 void Loader::restore_source(size_t source, const nlohmann::json& saved) {
   Source& s = sources_[source];
   const JsonReader r(saved, concat("the checkpoint's place in ", s.data->prefix()));
-  if (r.required("documents") != s.data->num_documents() || r.required("tokens") != s.data->num_tokens() || r.text("index") != s.digest)
-    throw UserError(concat(s.data->prefix(), ": has ", s.data->num_documents(), " documents and ", s.data->num_tokens(), " tokens, index ", s.digest, "; the checkpoint's data set ",
-                           r.text("prefix"), " had ", r.raw("documents").dump(), " and ", r.raw("tokens").dump(), ", index ", r.text("index")));
+  const int64_t documents = r.integer("documents", 0, INT64_MAX), tokens = r.integer("tokens", 0, INT64_MAX);
+  const std::string prefix = r.text("prefix"), digest = r.text("index");
+  if (documents != s.data->num_documents() || tokens != s.data->num_tokens() || digest != s.digest)
+    throw UserError(concat(s.data->prefix(), ": has ", s.data->num_documents(), " documents and ", s.data->num_tokens(), " tokens, index ", s.digest,
+                           "; the checkpoint's data set ", prefix, " had ", documents, " and ", tokens, ", index ", digest));
   start_epoch(source, r.integer("epoch", 0, int64_t{1} << 31));
   s.position = r.integer("position", 0, s.data->num_documents() - 1);
   s.offset = r.integer("offset", 0, s.data->document_tokens(s.document()) - 1);

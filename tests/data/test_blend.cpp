@@ -152,6 +152,12 @@ TEST_F(Blend, CursorsThatPointNowhereAreRefused) {
   EXPECT_CONTAINS(error_with("/sources/0/position", 40), "\"position\" is 40; expected an integer from 0 to 39");
   EXPECT_CONTAINS(error_with("/sources/0/position", -1), "\"position\" is -1");
   EXPECT_CONTAINS(error_with("/sources/2/offset", 200), "place in " + (f_ / "books") + ": \"offset\" is 200; expected an integer from 0 to 199");
+  EXPECT_CONTAINS(error_with("/sources/0/documents", 41), "code: has 40 documents and 640 tokens");
+  for (const std::string key : {"prefix", "documents", "tokens", "index", "epoch", "position", "offset", "drawn"}) {
+    nlohmann::json j = good;
+    j["sources"][0].erase(key);
+    EXPECT_CONTAINS(error_of([&] { loader.restore(j); }), "code: \"" + key + "\" is missing");
+  }
   EXPECT_CONTAINS(error_with("/sources/1/drawn", "many"), "\"drawn\" is \"many\"");
   EXPECT_CONTAINS(error_with("/sources/1/drawn", INT64_MAX), "\"drawn\" is 9223372036854775807; expected an integer from 0 to 4611686018427387904");
   EXPECT_CONTAINS(error_with("/current", 3), "\"current\" is 3; expected an integer from -1 to 2");
