@@ -90,7 +90,7 @@ MoeConfig moe_config(const JsonReader& r) {
 // No file of a few lines describes more than can be counted: elements in 64 bits, with room for bytes and sums, and experts, of
 // which each takes memory before any weight does.
 void check_size(const JsonReader& r, const GlmConfig& c) {
-  constexpr double kMostElements = 1e15;
+  constexpr double kMostElements = 1e14;
   constexpr int64_t kMostExperts = 1 << 18;
   const auto d = [](int64_t n) { return static_cast<double>(n); };
   const MlaConfig& a = c.attention;

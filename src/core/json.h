@@ -24,14 +24,12 @@ class JsonReader {
   }
 
   bool has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
-  const nlohmann::json& raw(const char* key) const { return object_[key]; }
-
-  const nlohmann::json& required(const char* key) const {
+  const nlohmann::json& raw(const char* key) const {
     if (!has(key)) throw UserError(concat(path_, ": \"", key, "\" is missing"));
     return object_[key];
   }
   int64_t integer(const char* key, int64_t lowest, int64_t highest = int64_t{1} << 40) const {
-    const nlohmann::json& v = required(key);
+    const nlohmann::json& v = raw(key);
     if (!v.is_number_integer()) fail(key, v, "an integer");
     const int64_t n = v.get<int64_t>();
     if (n < lowest || n > highest) fail(key, v, concat("an integer from ", lowest, " to ", highest));
@@ -39,7 +37,7 @@ class JsonReader {
   }
   int64_t integer_or(const char* key, int64_t otherwise, int64_t lowest) const { return has(key) ? integer(key, lowest) : otherwise; }
   double number(const char* key) const {
-    const nlohmann::json& v = required(key);
+    const nlohmann::json& v = raw(key);
     // Configurations compute with floats.
     if (!v.is_number() || !(std::abs(v.get<double>()) <= std::numeric_limits<float>::max())) fail(key, v, "a number that f32 holds");
     return v.get<double>();
@@ -51,7 +49,7 @@ class JsonReader {
     return object_[key].get<bool>();
   }
   std::string text(const char* key) const {
-    const nlohmann::json& v = required(key);
+    const nlohmann::json& v = raw(key);
     if (!v.is_string()) fail(key, v, "a string");
     return v.get<std::string>();
   }

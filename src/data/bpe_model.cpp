@@ -48,8 +48,8 @@ BpeModel::BpeModel(const nlohmann::json& model, const std::string& place) : plac
   r.only("continuing_subword_prefix", "");
   r.only("end_of_word_suffix", "");
   ignore_merges_ = r.boolean_or("ignore_merges", false);
-  read_vocabulary(r.required("vocab"));
-  read_merges(r.required("merges"));
+  read_vocabulary(r.raw("vocab"));
+  read_merges(r.raw("merges"));
 }
 
 void BpeModel::read_vocabulary(const nlohmann::json& vocabulary) {

@@ -12,14 +12,14 @@ namespace {
 // What GPT-2 cuts text by, and ByteLevel with use_regex.
 constexpr const char* kByteLevelPattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-const nlohmann::json& model_of(const nlohmann::json& file, const std::string& path) { return JsonReader(file, path).required("model"); }
+const nlohmann::json& model_of(const nlohmann::json& file, const std::string& path) { return JsonReader(file, path).raw("model"); }
 
 // The steps of a normalizer or pre_tokenizer: none, one, or those of a Sequence.
 std::vector<nlohmann::json> steps_of(const nlohmann::json& file, const char* key, const char* list, const std::string& path) {
   if (!file.contains(key) || file[key].is_null()) return {};
   const JsonReader step(file[key], concat(path, ": ", key));
   if (step.text("type") != "Sequence") return {file[key]};
-  if (!step.required(list).is_array()) step.fail(list, step.raw(list), "a list");
+  if (!step.raw(list).is_array()) step.fail(list, step.raw(list), "a list");
   return step.raw(list).get<std::vector<nlohmann::json>>();
 }
 
@@ -99,7 +99,7 @@ void BpeTokenizer::read_pre_tokenizer(const std::vector<nlohmann::json>& steps) 
 }
 
 BpeTokenizer::Step BpeTokenizer::split_step(const nlohmann::json& step, const std::string& place) const {
-  const JsonReader r(step, place), pattern(r.required("pattern"), place + ": pattern");
+  const JsonReader r(step, place), pattern(r.raw("pattern"), place + ": pattern");
   const bool literal = pattern.has("String"), inverted = r.boolean_or("invert", false);
   const std::string behavior = r.text("behavior");
   if (behavior != "Isolated" && behavior != "Removed") r.fail("behavior", behavior, "Isolated or Removed");

@@ -135,7 +135,7 @@ void Loader::restore_source(size_t source, const nlohmann::json& saved) {
 
 void Loader::restore(const nlohmann::json& j) {
   const JsonReader r(j, "the checkpoint's place in the data");
-  const nlohmann::json& saved = r.required("sources");
+  const nlohmann::json& saved = r.raw("sources");
   if (!saved.is_array() || saved.size() != sources_.size())
     throw UserError(concat("the checkpoint was trained on ", saved.size(), " data sets, the config names ", sources_.size(), "; resume with the same data sets"));
   for (size_t i = 0; i < sources_.size(); ++i) restore_source(i, saved[i]);

@@ -115,7 +115,7 @@ void Trainer::restore(const std::string& path) {
   step_number_ = j.integer("step", 0, JsonReader::kMostCount);
   tokens_ = j.integer("tokens", 0, JsonReader::kMostCount);
   not_finite_in_row_ = j.integer("not_finite_in_row", 0, JsonReader::kMostCount);
-  loader_->restore(j.required("loader"));
+  loader_->restore(j.raw("loader"));
   optimizer_->restore(path + "/optimizer", j.integer("updates", 0, JsonReader::kMostCount));
 }
 
