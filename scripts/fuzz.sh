@@ -5,6 +5,7 @@
 # than 64 MiB at once is a finding: no input is large enough to justify it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+command -v clang++ >/dev/null || { echo "fuzz: clang++ is missing; install it with: apt-get install clang libclang-rt-14-dev libomp-14-dev" >&2; exit 1; }
 seconds=${1:-1200}
 shift || true
 targets=("$@")

@@ -3,7 +3,7 @@
 // encode: added tokens are cut out of the text; what lies between is normalised, cut into words by the pre-tokenizer's
 // patterns, and merged. Nothing is added at the beginning or end: post_processor, truncation and padding, which concern
 // prompts and batches, are not read. decode is the inverse on bytes, added tokens included, without Hugging Face's repairs
-// of text that ends inside a character.
+// of text that ends inside a character; ids of no token are left out.
 #pragma once
 #include <map>
 #include <nlohmann/json.hpp>

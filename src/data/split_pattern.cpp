@@ -3,13 +3,17 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <algorithm>
+
 #include "core/error.h"
 
 namespace hyscale {
 namespace {
 
 constexpr size_t kLongestPattern = 1 << 16;
-constexpr uint32_t kMostSteps = 10'000'000, kMostHeapKibibytes = 64 << 10;
+// Steps of one match: some for every byte, since a run of spaces is walked to its end and back, and many for short texts.
+constexpr size_t kStepsPerByte = 16, kStepsAtLeast = 10'000'000;
+constexpr uint32_t kMostHeapKibibytes = 64 << 10;
 
 template <typename T, void (*Free)(T*)>
 struct Deleter {
@@ -105,7 +109,6 @@ class Translation {
 
 struct SplitPattern::Compiled {
   Owned<pcre2_code, pcre2_code_free> code;
-  Owned<pcre2_match_context, pcre2_match_context_free> limits;
 };
 
 SplitPattern::SplitPattern(const std::string& pattern, Kind kind, const std::string& place) : place_(place) {
@@ -122,21 +125,21 @@ SplitPattern::SplitPattern(const std::string& pattern, Kind kind, const std::str
   if (!compiled->code) throw UserError(concat(place, ": the pattern \"", pattern, "\" is malformed: ", message_of(error)));
   // Without it, as on hosts that forbid executable memory, matching is interpreted: slower, with the same result.
   pcre2_jit_compile(compiled->code.get(), PCRE2_JIT_COMPLETE);
-  compiled->limits.reset(pcre2_match_context_create(nullptr));
-  pcre2_set_match_limit(compiled->limits.get(), kMostSteps);
-  pcre2_set_heap_limit(compiled->limits.get(), kMostHeapKibibytes);
   compiled_ = std::move(compiled);
 }
 
 void SplitPattern::split(std::string_view text, const std::function<void(std::string_view, bool)>& piece) const {
   const pcre2_code* code = compiled_->code.get();
   const Owned<pcre2_match_data, pcre2_match_data_free> match(pcre2_match_data_create_from_pattern(code, nullptr));
+  const Owned<pcre2_match_context, pcre2_match_context_free> limits(pcre2_match_context_create(nullptr));
+  pcre2_set_match_limit(limits.get(), static_cast<uint32_t>(std::min<size_t>(kStepsAtLeast + kStepsPerByte * text.size(), UINT32_MAX)));
+  pcre2_set_heap_limit(limits.get(), kMostHeapKibibytes);
   const auto subject = reinterpret_cast<PCRE2_SPTR>(text.data());
   size_t done = 0;
   for (size_t from = 0; from < text.size();) {
-    int result = pcre2_match(code, subject, text.size(), from, PCRE2_NO_UTF_CHECK, match.get(), compiled_->limits.get());
+    int result = pcre2_match(code, subject, text.size(), from, PCRE2_NO_UTF_CHECK, match.get(), limits.get());
     if (result == PCRE2_ERROR_JIT_STACKLIMIT)  // the interpreter has the heap
-      result = pcre2_match(code, subject, text.size(), from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match.get(), compiled_->limits.get());
+      result = pcre2_match(code, subject, text.size(), from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match.get(), limits.get());
     if (result == PCRE2_ERROR_NOMATCH) break;
     if (result < 0) throw UserError(concat(place_, ": the pattern fails on a text of ", text.size(), " bytes: ", message_of(result)));
     const size_t begin = pcre2_get_ovector_pointer(match.get())[0], end = pcre2_get_ovector_pointer(match.get())[1];
