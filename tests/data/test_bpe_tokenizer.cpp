@@ -112,6 +112,14 @@ TEST(SplitPattern, RunawayPatternsEndWithAnError) {
   EXPECT_CONTAINS(error_of([&] { p.split(std::string(60, 'a') + "c", [](std::string_view, bool) {}); }), "here: the pattern fails on a text of 61 bytes: match limit exceeded");
 }
 
+// A run of spaces is walked to its end and back, a step for every byte.
+TEST(SplitPattern, LongRunsOfSpacesStayWithinTheLimits) {
+  const SplitPattern p(R"(\s*[\r\n]+|\s+(?!\S)|\s+)", SplitPattern::Kind::regex, "here");
+  std::vector<size_t> sizes;
+  p.split(std::string(40'000'000, ' ') + "x", [&](std::string_view piece, bool) { sizes.push_back(piece.size()); });
+  EXPECT_EQ(sizes, (std::vector<size_t>{39'999'999, 1, 1}));
+}
+
 TEST(BpeTokenizer, TextThatIsNotUtf8IsRefusedWithItsPlace) {
   const TemporaryFolder f;
   const auto t = make_tokenizer(kFolder + "glm", "<|endoftext|>");
@@ -141,16 +149,15 @@ TEST(BpeTokenizer, DocumentsEndWithTheTokenOfTheOptionOrOfTheConfig) {
   EXPECT_EQ(ids, (std::vector<int32_t>{420, 422}));
 }
 
-// Neither a long word nor a long run of spaces may take quadratic time, or more steps than a pattern is allowed.
+// Long words may not take quadratic time.
 TEST(BpeTokenizer, LongRunsOfOneKindAreCutAndMerged) {
   const auto t = make_tokenizer(kFolder + "glm");
   for (const char* unit : {"e", "  \n", "\u3000", "1", "\u952e"}) {
     std::string text;
-    while (text.size() < 1'000'000) text += unit;
+    while (text.size() < 300'000) text += unit;
     text += "x";
     EXPECT_TRUE(t->decode(t->encode(text)) == text) << "'" << unit << "'";
   }
-  EXPECT_GT(t->encode(std::string(12'000'000, ' ') + "x").size(), 1u);
 }
 
 }  // namespace
