@@ -117,8 +117,8 @@ void BpeTokenizer::read_added_tokens(const nlohmann::json& list) {
     for (const char* key : {"single_word", "lstrip", "rstrip"}) r.only(key, false);
     if (content.empty()) continue;
     const int32_t in_vocabulary = model_.id_of(content);
-    const std::string* bytes = model_.bytes(id);
-    if (in_vocabulary >= 0 ? in_vocabulary != id : bytes != nullptr) r.fail("id", id, in_vocabulary >= 0 ? concat("that of the vocabulary, ", in_vocabulary) : "one that the vocabulary does not use");
+    if (in_vocabulary >= 0 && in_vocabulary != id) r.fail("id", id, concat("that of the vocabulary, ", in_vocabulary));
+    if (in_vocabulary < 0 && model_.bytes(id)) r.fail("id", id, "one that the vocabulary does not use");
     if (!added_ids_.emplace(content, id).second || !added_contents_.emplace(id, content).second) r.fail("content", content, "every token and id once");
     // Absent, as in Hugging Face's reader: ordinary tokens are normalised, special ones are not.
     const bool in_normalized = r.boolean_or("normalized", !r.boolean_or("special", false));

@@ -76,7 +76,8 @@ IndexedDataset::IndexedDataset(const std::string& prefix) : prefix_(prefix), bin
                              " bytes at byte ", offset(i), ", the .bin has ", bin_bytes, " bytes"));
     num_tokens_ += length(i);
     // What is read at once is sized by documents, and so by the sum of their sequences.
-    if (num_tokens_ > bin_bytes / token_bytes_) throw UserError(concat(prefix, ".idx: is corrupt: sequences up to ", i, " have ", num_tokens_, " tokens, the .bin holds ", bin_bytes / token_bytes_));
+    if (num_tokens_ > bin_bytes / token_bytes_)
+      throw UserError(concat(prefix, ".idx: is corrupt: sequences up to ", i, " have ", num_tokens_, " tokens, the .bin holds ", bin_bytes / token_bytes_));
   }
   bool rises = num_documents_ >= 0 && first_sequence(0) == 0 && first_sequence(num_documents_) == num_sequences_;
   for (int64_t d = 0; rises && d < num_documents_; ++d) rises = first_sequence(d) <= first_sequence(d + 1);

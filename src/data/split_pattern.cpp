@@ -48,7 +48,9 @@ class Translation {
   }
 
  private:
-  [[noreturn]] void refuse(const std::string& what) const { throw UserError(concat(place_, ": the pattern \"", pattern_, "\" has ", what, " at character ", at_, ", which is not supported")); }
+  [[noreturn]] void refuse(const std::string& what) const {
+    throw UserError(concat(place_, ": the pattern \"", pattern_, "\" has ", what, " at character ", at_, ", which is not supported"));
+  }
   char next() const { return at_ + 1 < pattern_.size() ? pattern_[at_ + 1] : '\0'; }
 
   void escape() {

@@ -46,12 +46,6 @@ void check_utf8(std::string_view text) {
   for (size_t at = 0; at < text.size();) next_code_point(text, at);
 }
 
-std::string encode_utf8(char32_t code_point) {
-  uint8_t bytes[4];
-  const auto count = utf8proc_encode_char(static_cast<int32_t>(code_point), bytes);
-  return {reinterpret_cast<const char*>(bytes), static_cast<size_t>(count)};
-}
-
 std::string normalize(std::string_view text, NormalForm form) {
   if (form == NormalForm::none || is_ascii(text)) return std::string(text);
   uint8_t* raw = nullptr;

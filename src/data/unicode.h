@@ -8,7 +8,6 @@ namespace hyscale {
 // Code points of valid UTF-8. Throws UserError naming the first byte that is not ("byte 17 is not valid UTF-8").
 std::u32string decode_utf8(std::string_view text);
 void check_utf8(std::string_view text);
-std::string encode_utf8(char32_t code_point);
 
 enum class NormalForm { none, nfc, nfd, nfkc, nfkd };
 std::string normalize(std::string_view text, NormalForm);
