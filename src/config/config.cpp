@@ -21,7 +21,7 @@ const char* changed(std::initializer_list<std::pair<const char*, bool>> keys) {
 
 void check_schedule(const Config& c, const Fail& fail) {
   if (c.schedule.warmup_steps > c.train.steps) fail("schedule.warmup_steps", concat(c.schedule.warmup_steps, " is more than train.steps, ", c.train.steps));
-  if (c.schedule.kind == "wsd" && (c.schedule.decay_steps == 0 || c.schedule.decay_steps + c.schedule.warmup_steps > c.train.steps))
+  if (c.schedule.kind == "wsd" && (c.schedule.decay_steps == 0 || c.schedule.decay_steps > c.train.steps - c.schedule.warmup_steps))
     fail("schedule.decay_steps", concat(c.schedule.decay_steps, "; wsd needs from 1 to ", c.train.steps - c.schedule.warmup_steps, " steps of decay"));
   if (c.schedule.kind != "wsd" && c.schedule.decay_steps != 0) fail("schedule.decay_steps", concat("acts only with schedule.kind wsd, which is ", c.schedule.kind));
   if (c.schedule.kind == "constant" && c.schedule.min_lr != 0) fail("schedule.min_lr", "does not act with schedule.kind constant");

@@ -36,6 +36,7 @@ struct Config {
     std::vector<DatasetEntry> train, validation;
     int64_t sequence_tokens = 0, seed = 0;
     bool shuffle = true;
+    std::string skip;
   } data;
   struct Train {
     int64_t steps = 0, micro_batches = 1, seed = 0;

@@ -32,6 +32,7 @@ void visit_data(Visitor& v, Config::Data& d) {
   v.field("sequence_tokens", d.sequence_tokens, Limits{1, 1 << 30, false, true}, "Tokens of one packed sequence.");
   v.field("seed", d.seed, Limits{0}, "Seed of the order of documents.");
   v.field("shuffle", d.shuffle, "Shuffle documents in every epoch.");
+  v.text("skip", d.skip, false, "File of training sequences to leave out: per line the number of a sequence, or a range FIRST-LAST; empty: none.");
 }
 
 template <typename Visitor>

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "checkpoint/checkpoint.h"
+#include "core/json.h"
 #include "core/range.h"
 #include "train/plan.h"
 #include "train/replica_check.h"
@@ -61,7 +62,9 @@ Trainer::Trainer(const Config& config, const std::string& resume, Device device,
     throw UserError(concat("the run needs ", plan.total_bytes() >> 20, " MiB on ", to_string(device_), ", available are ", plan.limit >> 20,
                            " MiB; --plan shows by class what takes them"));
   set_memory_plan(plan_line(plan));
-  loader_ = std::make_unique<Loader>(loader_options(config_, config_.data.train, *model_, config_.data.shuffle));
+  Loader::Options training = loader_options(config_, config_.data.train, *model_, config_.data.shuffle);
+  training.skip = config_.data.skip;
+  loader_ = std::make_unique<Loader>(training);
   load_validation();
   ParameterStore& store = model_->parameters();
   check_groups(config_, store);
@@ -120,20 +123,21 @@ void Trainer::begin_stage(size_t stage) {
 
 // In the stage that saved, also where the next step belongs to another.
 void Trainer::restore(const std::string& path) {
-  const nlohmann::json j = nlohmann::json::parse(read_text_file(path + "/trainer.json"), nullptr, false);
-  if (!j.is_object()) throw UserError(path + "/trainer.json: is damaged");
-  step_number_ = j.at("step");
+  const nlohmann::json saved = read_json_file(path + "/trainer.json");
+  const JsonReader j(saved, path + "/trainer.json");
+  const auto count = [&](const char* key) { return j.integer(key, 0, JsonReader::kMostCount); };
+  step_number_ = count("step");
   begin_stage(stage_of_step(config_, step_number_).stage);
-  if (j.at("stage") != stage_config_.model.stage)
-    throw UserError(concat(path, ": was trained in stage ", j.at("stage").get<std::string>(), ", ", config_.train.stages.empty() ? "model.stage" : concat("train.stages at step ", step_number_),
+  if (j.text("stage") != stage_config_.model.stage)
+    throw UserError(concat(path, ": was trained in stage ", j.text("stage"), ", ", config_.train.stages.empty() ? "model.stage" : concat("train.stages at step ", step_number_),
                            " is ", stage_config_.model.stage, "; to change stages start a new run with model.weights: ", path, "/model, or give both as train.stages"));
-  tokens_ = j.at("tokens");
-  not_finite_in_row_ = j.at("not_finite_in_row");
-  spikes_in_row_ = j.value("spikes_in_row", int64_t{0});
-  if (j.contains("guard")) guard_.restore(j["guard"]);
-  loader_->restore(j.at("loader"));
-  const int64_t updates = j.at("updates");
-  optimizer_->restore(path + "/optimizer", {j.value("trunk_updates", updates), updates});
+  tokens_ = count("tokens");
+  not_finite_in_row_ = count("not_finite_in_row");
+  spikes_in_row_ = j.has("spikes_in_row") ? count("spikes_in_row") : 0;
+  if (j.has("guard")) guard_.restore(j.raw("guard"));
+  loader_->restore(j.raw("loader"));
+  const int64_t updates = count("updates");
+  optimizer_->restore(path + "/optimizer", {j.has("trunk_updates") ? count("trunk_updates") : updates, updates});
 }
 
 std::vector<LoadedSequence> Trainer::next_sequences() {
@@ -211,7 +215,7 @@ void Trainer::report_skipped(const Outcome& o, const std::vector<LoadedSequence>
   if (o.finite) report["spike"] = o.spike;
   if (const auto nan = step_->selections().find_nan(step_->stream()))
     report["nan_index_score"] = {{"selecting_layer", nan->slot}, {"query", nan->query}};
-  for (const LoadedSequence& s : sequences) report["sequences"].push_back({{"documents", s.describe}, {"tokens", s.tokens}});
+  for (const LoadedSequence& s : sequences) report["sequences"].push_back({{"sequence", s.number}, {"documents", s.describe}, {"tokens", s.tokens}});
   write_text_file(path, report.dump() + "\n");
   if (o.finite) return spdlog::warn("step {}: {}; the step is not applied, its tokens are in {}", step_number_, o.spike, path);
   spdlog::error("step {}: loss or gradient is not finite (loss {}, gradient norm {}); the step is not applied, its tokens are in {}", step_number_, o.losses.lm,

@@ -13,7 +13,12 @@ namespace {
 
 std::vector<int64_t> dims_of(const Shape& s) { return {s.dims().begin(), s.dims().end()}; }
 
-std::string shape_text(const std::vector<int64_t>& shape) { return to_string(Shape(std::span<const int64_t>(shape))); }
+// Of a file, which may have more dimensions than tensors here do.
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (int64_t d : shape) text += concat(text.empty() ? "" : ", ", d);
+  return "[" + text + "]";
+}
 
 void load_parameter(ParameterStore& store, Parameter& p, const HfFolderReader& folder, std::vector<float>& host) {
   host.resize(static_cast<size_t>(p.shape.elements()));

@@ -69,7 +69,21 @@ TEST(ConfigReader, RangesDuplicatesAndMissingKeys) {
   EXPECT_EQ(error_of(""), "run.yaml: model.config: is missing");
 }
 
+TEST(ConfigReader, YamlThatIsNoConfigurationIsNamed) {
+  EXPECT_EQ(error_of(std::string(kMinimal) + "---\ntrain:\n  steps: 11\n"), "run.yaml:8: is not valid YAML: text after the first document");
+  EXPECT_EQ(error_of(", a\n"), "run.yaml:1: is not valid YAML: text after the first document");
+  EXPECT_EQ(error_of(kMinimal, {"train.steps=, 3"}), "--set train.steps=, 3: the value is not valid YAML: text after the first document");
+  EXPECT_EQ(error_of(std::string(kMinimal) + "  [a, b]: 1\n"), "run.yaml:8: train: a key is no word");
+  EXPECT_EQ(error_of(std::string(kMinimal) + "[a]: 1\n"), "run.yaml:8: the file: a key is no word");
+  EXPECT_EQ(error_of(std::string(kMinimal) + "  ? {a: b}\n  : 1\n"), "run.yaml:8: train: a key is no word");
+  EXPECT_EQ(error_of("just words\n"), "run.yaml:1: the file: expected keys with values");
+  const std::string deep = error_of("a: " + std::string(100000, '['));
+  EXPECT_EQ(deep.substr(0, 30), "run.yaml:1: is not valid YAML:") << deep;
+}
+
 TEST(ConfigReader, ImpossibleCombinations) {
+  EXPECT_EQ(error_of(std::string(kMinimal) + "schedule:\n  kind: wsd\n  warmup_steps: 1\n  decay_steps: 9223372036854775807\n"),
+            "run.yaml:11: schedule.decay_steps: 9223372036854775807; wsd needs from 1 to 9 steps of decay");
   EXPECT_EQ(error_of(std::string(kMinimal) + "schedule:\n  warmup_steps: 11\n"), "run.yaml:9: schedule.warmup_steps: 11 is more than train.steps, 10");
   EXPECT_EQ(error_of(std::string(kMinimal) + "schedule:\n  kind: wsd\n"), "run.yaml: schedule.decay_steps: 0; wsd needs from 1 to 10 steps of decay");
   EXPECT_EQ(error_of(std::string(kMinimal) + "schedule:\n  decay_steps: 3\n"), "run.yaml:9: schedule.decay_steps: acts only with schedule.kind wsd, which is cosine");

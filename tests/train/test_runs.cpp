@@ -159,6 +159,7 @@ TEST(Runs, NonFiniteStepsAreSkippedReportedAndEndTheRun) {
   EXPECT_CONTAINS(r.output, "2 steps in a row were not finite");
   const auto report = nlohmann::json::parse(test::read_file(t / "b/not-finite-step-00000001.json"));
   EXPECT_EQ(report["sequences"].size(), 2u);
+  EXPECT_EQ(report["sequences"][1]["sequence"], 1);
   EXPECT_EQ(report["sequences"][0]["tokens"].size(), 96u);
   EXPECT_EQ(t.metrics("b").size(), 2u);
   EXPECT_EQ(t.metrics("b")[0]["applied"], false);
@@ -172,6 +173,17 @@ TEST(Runs, EvaluationOfTheExportedModelAgreesWithTheTrainers) {
   ASSERT_EQ(run(t.into("b", {"--set", "model.weights=" + (t / "exported"), "--set", "train.steps=1", "--set", "optimizer.lr=0", "--set",
                           "loss.router_bias_update_rate=0"})).code, 0);
   EXPECT_EQ(t.metrics("a").back()["validation_loss"], t.metrics("b").back()["validation_loss"]);
+}
+
+TEST(Runs, SkippedSequencesAreReplacedByTheNext) {
+  const TinyRun t;
+  test::write_file(t / "skip", "2-3\n");
+  ASSERT_EQ(run(t.into("a", {"--set", "train.steps=3"})).code, 0);
+  ASSERT_EQ(run(t.into("b", {"--set", "train.steps=2", "--set", "data.skip=" + (t / "skip")})).code, 0);
+  const auto cursor = [&](const std::string& path) { return nlohmann::json::parse(test::read_file(t / path + "/trainer.json"))["loader"]; };
+  EXPECT_EQ(cursor("a/step-00000003"), cursor("b/step-00000002"));
+  EXPECT_EQ(t.metrics("a")[0]["loss"], t.metrics("b")[0]["loss"]);
+  EXPECT_EQ(t.metrics("a")[2]["labels"], t.metrics("b")[1]["labels"]);
 }
 
 TEST(Runs, CheckpointToolInspectsAndVerifies) {
