@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "models/json_reader.h"
+#include "core/json.h"
 
 namespace hyscale {
 namespace {

@@ -17,7 +17,7 @@ QwenModel::QwenModel(const nlohmann::json& hf_config, const std::string& path, c
   if (options.mtp && config_.mtp_layers != 1)
     throw UserError(concat(path, ": \"mtp_num_hidden_layers\" is ", config_.mtp_layers, "; training MTP needs 1"));
   store_.leave_out("model.visual.");
-  embedding_ = &store_.add({.name = config_.prefix + "embed_tokens.weight", .shape = {config_.vocab_size, config_.hidden_size}});
+  embedding_ = &store_.add({.name = config_.prefix + "embed_tokens.weight", .shape = {config_.vocab_size, config_.hidden_size}, .kind = ParameterRole::embedding});
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     const size_t at = static_cast<size_t>(i);
     units_.push_back(store_.begin_unit(true));
@@ -27,7 +27,7 @@ QwenModel::QwenModel(const nlohmann::json& hf_config, const std::string& path, c
   }
   head_unit_ = store_.begin_unit(false);
   head_.emplace(store_, config_.prefix + "hyper_connection_mixer.", config_.residual);
-  lm_head_ = &store_.add({.name = "lm_head.weight", .shape = {config_.vocab_size, config_.hidden_size}});
+  lm_head_ = &store_.add({.name = "lm_head.weight", .shape = {config_.vocab_size, config_.hidden_size}, .kind = ParameterRole::head});
   if (!options.mtp) return;
   mtp_.emplace(store_, mtp_prefix(), config_, options.mtp_depths, num_slots_, *embedding_, *lm_head_);
   num_slots_ += options.mtp_depths;

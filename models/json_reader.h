@@ -1,3 +1,0 @@
-// JsonReader, for the configurations of families.
-#pragma once
-#include "core/json.h"
