@@ -19,6 +19,8 @@ void check_combinations(const Config& c, const YamlReader& r) {
   if (!c.model.mtp && c.model.mtp_depths != 1) r.fail("model.mtp_depths", "acts only with model.mtp true");
   if (c.model.stage == "warmup" && c.loss.index_coefficient == 0) r.fail("loss.index_coefficient", "0 with model.stage warmup leaves nothing to train");
   if (c.model.stage == "warmup" && c.train.recompute != "none") r.fail("train.recompute", "does not act with model.stage warmup, which keeps no activations");
+  if (c.run.profile_steps == 0 && c.run.profile_start != 1) r.fail("run.profile_start", "acts only with run.profile_steps above 0");
+  if (c.run.profile_steps > 0 && c.run.device == "cpu") r.fail("run.profile_steps", "captures what runs on a GPU, and run.device is cpu");
   if ((c.parallel.data * c.parallel.context) % c.parallel.expert != 0)
     r.fail("parallel.expert", concat(c.parallel.expert, " does not divide the ", c.parallel.data * c.parallel.context, " ranks of the job, parallel.data x parallel.context"));
   if (c.parallel.context == 1 && (c.parallel.context_order != "zigzag" || c.parallel.context_transport != "ring"))

@@ -50,6 +50,8 @@ struct Config {
     std::string device = "auto";
     int64_t log_every = 1;
     double hang_seconds = 600, time_limit_seconds = 0;
+    bool tensorboard = false;
+    int64_t parts_every = 10, selection_health_every = 0, profile_start = 1, profile_steps = 0;
   } run;
   struct Parallel {
     int64_t data = 1, context = 1, expert = 1;

@@ -93,6 +93,12 @@ void visit_rest(Visitor& v, Config& c) {
             "Seconds without any progress of a rank that end the job, naming rank, host and operation; five times as many until the first step is done. 0: no watch.");
     s.field("time_limit_seconds", c.run.time_limit_seconds, Limits{0}, "Time after which the run saves and ends with exit code 75, as after a signal; 0: none.");
     s.field("log_every", c.run.log_every, Limits{1, 1e9}, "Steps between progress lines; metrics.jsonl has every step.");
+    s.field("parts_every", c.run.parts_every, Limits{0, 1e9}, "Steps between measurements of how a step's time divides among its parts; 0: none.");
+    s.field("selection_health_every", c.run.selection_health_every, Limits{0, 1e9},
+            "Steps between measurements of each indexer's selection on a few queries: recall of attention mass, overlaps, ties. 0: none.");
+    s.field("tensorboard", c.run.tensorboard, "Also write what metrics.jsonl holds as TensorBoard event files, into tensorboard/ of the run's folder.");
+    s.field("profile_start", c.run.profile_start, Limits{1, 1e12}, "First step that a profiler captures.");
+    s.field("profile_steps", c.run.profile_steps, Limits{0, 1e6}, "Steps that a profiler captures (cudaProfilerStart and cudaProfilerStop around them); 0: none. Needs device cuda.");
   });
   v.section("parallel", "Ranks, started with mpirun.", [&](auto& s) {
     s.field("data", c.parallel.data, Limits{1, 1e6}, "Ranks that work on different sequences of a step. data x context is the number of ranks of the job.");
