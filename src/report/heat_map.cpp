@@ -33,7 +33,7 @@ std::string heat_svg(const Chart& c, nlohmann::json& plotted) {
       values.push_back(std::isfinite(v) ? nlohmann::json(std::stod(fmt::format("{:.5g}", v))) : nlohmann::json(nullptr));
       if (!std::isfinite(v)) continue;
       const int shade = high > low ? std::min(kShades - 1, static_cast<int>(kShades * (v - low) / (high - low))) : kShades / 2;
-      t += fmt::format("<rect class=\"h{}\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\"/>", shade, edge(i), top, edge(i + 1) - edge(i) + 0.1, height + 0.1);
+      t += fmt::format("<rect class=\"h{}\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\"/>", shade, edge(i), top, edge(i + 1) - edge(i), height);
     }
     // Names of rows that are high enough, of every so many otherwise.
     const size_t every = std::max<size_t>(1, static_cast<size_t>(std::ceil(13 / height)));
