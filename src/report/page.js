@@ -52,7 +52,8 @@ for (const figure of document.querySelectorAll("figure")) {
       const i = nearest(s.x, step), line = element(tip, "div");
       if (Math.abs(s.x[i] - step) > Math.max(0.5, (chart.high - chart.low) / 200)) { line.remove(); continue; }
       if (s.color !== undefined) element(line, "i").className = "k" + s.color;
-      line.append(s.name + "  " + text(s.y[i]));
+      element(line, "span", s.name);
+      element(line, "em", text(s.y[i]));
     }
     const frame = figure.getBoundingClientRect(), left = event.clientX - frame.left + 14;
     tip.style.left = Math.max(4, left + tip.offsetWidth > frame.width ? left - tip.offsetWidth - 28 : left) + "px";
