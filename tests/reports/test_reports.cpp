@@ -188,6 +188,17 @@ TEST(Reports, U15_RopeKnowsNeighboursAtAMillionTokens) {
   for (int64_t t = 0; t + 1 < tokens; ++t) EXPECT_GT(std::abs(x[t * kWidth] - x[(t + 1) * kWidth]), 1e-3) << "positions " << at[static_cast<size_t>(t)] << " and the next";
 }
 
+TEST(Reports, U21_TiedEmbeddingsAreRefusedSoNoShardIsEmpty) {
+  nlohmann::json c = read_hf_config("tests/goldens/glm51/config.json");
+  c["tie_word_embeddings"] = true;
+  try {
+    make_model(c, "config.json", {});
+    FAIL() << "accepted";
+  } catch (const UserError& e) {
+    EXPECT_TRUE(contains(e.what(), "tie_word_embeddings")) << e.what();
+  }
+}
+
 TEST(Reports, U22_PlacesBeyondFourBillionBytes) {
   const TemporaryFolder folder;
   const std::vector<int64_t> places{0, (int64_t{1} << 33) - 2, (int64_t{1} << 33) + 1000};
