@@ -9,6 +9,17 @@
 
 namespace hyscale {
 
+// Groups of `ratio` neighbouring tokens of a document, one entry each; a shorter last group has none. A query sees the
+// entries whose tokens have all been read: floor((position + 1) / ratio) of its document.
+struct CompressedEntries {
+  int64_t ratio = 1;
+  Tensor begin, end;   // i32 [T]  entries that a query sees
+  Tensor first_token;  // i32 [E]  of the group
+  Tensor positions;    // i32 [E]  of that token in its document
+  int64_t most_visible = 0;  // entries of one query
+  int64_t size() const { return positions.size(0); }
+};
+
 // What a rank holds of one packed sequence: documents one after the other, without a batch axis. With context parallelism
 // these are the rank's segments (comm/context_layout.h); what speaks of keys counts tokens of the whole sequence.
 struct PackedSequence {
@@ -18,6 +29,7 @@ struct PackedSequence {
   Tensor positions;  // i32 [T]  restart at 0 in each document
   Tensor key_begin;  // i32 [T]  first token of the same document, in the whole sequence
   Tensor key_end;    // i32 [T]  own index in the whole sequence + 1
+  std::vector<CompressedEntries> compressed;  // of each ratio that the model asks for
   Tensor document_starts;  // i32 [P + 1]  runs of local tokens of one document each; first is 0, last is T
   Tensor document_ids;     // i32 [P]  which document of the sequence a run belongs to
   Tensor document_tokens;  // i32 [D]  tokens of every document of the sequence, on all ranks together

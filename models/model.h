@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "models/context.h"
+#include "models/packed_sequence.h"
 #include "models/parameter_store.h"
 
 namespace hyscale {
@@ -28,8 +29,11 @@ class Model {
   virtual ParameterStore& parameters() = 0;
   virtual int num_selecting_layers() const = 0;
   virtual int64_t vocabulary_size() const = 0;
-  // MTP labels come one further per depth: 0 without MTP.
-  virtual int mtp_depths() const = 0;
+  // Labels of MTP depths (none without MTP), compressed entries.
+  virtual SequenceNeeds sequence_needs() const = 0;
+  int mtp_depths() const { return sequence_needs().mtp_depths; }
+  // Names of the MTP layer's tensors in Hugging Face files begin with this.
+  virtual std::string mtp_prefix() const = 0;
   // Elements that take part in one token's forward, without the input embedding (and without MTP).
   virtual int64_t num_active_elements() const = 0;
   virtual ForwardFlops forward_flops(int64_t document_tokens) const = 0;

@@ -13,6 +13,31 @@ std::vector<int32_t> further_labels(const std::vector<int32_t>& labels) {
   return out;
 }
 
+struct HostEntries {
+  std::vector<int32_t> begin, end, first_token, positions;
+  int64_t most_visible = 0;
+};
+
+HostEntries make_entries(const HostSequence& s, int64_t ratio) {
+  HostEntries e;
+  e.begin.resize(s.tokens.size());
+  e.end.resize(s.tokens.size());
+  for (size_t d = 0; d + 1 < s.document_starts.size(); ++d) {
+    const int32_t first = s.document_starts[d], last = s.document_starts[d + 1], entry = static_cast<int32_t>(e.positions.size());
+    for (int32_t t = first; t < last; ++t) {
+      const int32_t visible = static_cast<int32_t>((t - first + 1) / ratio);
+      e.begin[static_cast<size_t>(t)] = entry;
+      e.end[static_cast<size_t>(t)] = entry + visible;
+      e.most_visible = std::max<int64_t>(e.most_visible, visible);
+    }
+    for (int64_t i = 0; i < (last - first) / ratio; ++i) {
+      e.first_token.push_back(static_cast<int32_t>(first + i * ratio));
+      e.positions.push_back(static_cast<int32_t>(i * ratio));
+    }
+  }
+  return e;
+}
+
 }  // namespace
 
 HostSequence make_host_sequence(std::vector<int32_t> tokens, std::vector<int32_t> labels, std::vector<int32_t> document_starts) {
@@ -36,7 +61,7 @@ HostSequence make_host_sequence(std::vector<int32_t> tokens, std::vector<int32_t
   return s;
 }
 
-PackedSequence to_device(const HostSequence& s, const std::vector<TokenRange>& segments, int mtp_depths, Arena& arena, Stream stream) {
+PackedSequence to_device(const HostSequence& s, const std::vector<TokenRange>& segments, const SequenceNeeds& needs, Arena& arena, Stream stream) {
   const auto upload = [&](const std::vector<int32_t>& values) {
     const Tensor t = arena.allocate(DType::i32, {static_cast<int64_t>(values.size())});
     copy_bytes(t.raw(), t.device(), values.data(), Device{}, values.size() * sizeof(int32_t), stream);
@@ -54,7 +79,13 @@ PackedSequence to_device(const HostSequence& s, const std::vector<TokenRange>& s
   p.key_begin = upload_part(s.key_begin);
   p.key_end = upload_part(s.key_end);
   std::vector<int32_t> labels = s.labels;
-  for (int d = 0; d < mtp_depths; ++d) p.mtp_labels.push_back(upload_part(labels = further_labels(labels)));
+  for (int d = 0; d < needs.mtp_depths; ++d) p.mtp_labels.push_back(upload_part(labels = further_labels(labels)));
+  if (!needs.compression_ratios.empty() && (segments.size() != 1 || segments[0].size() != static_cast<int64_t>(s.tokens.size())))
+    throw UserError("parallel.context: models with compressed entries need the whole sequence on each rank; set it to 1");
+  for (int64_t ratio : needs.compression_ratios) {
+    const HostEntries e = make_entries(s, ratio);
+    p.compressed.push_back({ratio, upload(e.begin), upload(e.end), upload(e.first_token), upload(e.positions), e.most_visible});
+  }
 
   std::vector<int32_t> starts, ids, tokens;
   int64_t local = 0;

@@ -16,8 +16,14 @@ struct HostSequence {
 // Fills positions and bounds from the document starts. Throws InternalError when sizes disagree.
 HostSequence make_host_sequence(std::vector<int32_t> tokens, std::vector<int32_t> labels, std::vector<int32_t> document_starts);
 
-// The tokens of `segments` (ascending) on the device of the arena, with the labels of `mtp_depths` MTP depths.
-PackedSequence to_device(const HostSequence&, const std::vector<TokenRange>& segments, int mtp_depths, Arena&, Stream);
+// What a model reads of a sequence beyond its tokens.
+struct SequenceNeeds {
+  int mtp_depths = 0;                       // labels of further tokens
+  std::vector<int64_t> compression_ratios;  // compressed entries
+};
+
+// The tokens of `segments` (ascending) on the device of the arena. Throws UserError for compressed entries of a part of the sequence.
+PackedSequence to_device(const HostSequence&, const std::vector<TokenRange>& segments, const SequenceNeeds&, Arena&, Stream);
 
 int64_t num_labels(const HostSequence&);
 // Labels of all MTP depths together: depth d predicts the token d + 1 places beyond the label, inside the document.

@@ -1,5 +1,6 @@
 // A parameter: a named tensor with its gradient, its place in Hugging Face files, and what this rank holds of it.
 #pragma once
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,7 @@ enum class ParameterGroup : uint8_t {
   buffer,   // not trained by gradient (router bias); has no gradient
 };
 
-enum class Init : uint8_t { normal, ones, zeros };  // normal: initializer_range * N(0, 1)
+enum class Init : uint8_t { normal, ones, zeros, formula };  // normal: initializer_range * N(0, 1); formula: Parameter::formula
 
 // A contiguous piece of a parameter that is a tensor of its own in Hugging Face files.
 struct HfTensor {
@@ -36,6 +37,8 @@ struct Parameter {
   Tensor value;               // compute dtype, or f32 when fp32; see ParameterStore::open
   Tensor grad;                // f32, same shape; absent for buffers
 
+  bool integer = false;       // whole numbers, stored as I64 in files
+  std::function<float(int64_t element)> formula;  // starting values, with Init::formula
   int unit = 0;              // of the ParameterStore
   int64_t whole_elements() const { return hf.back().offset + hf.back().shape.elements(); }
   // Pieces that this rank holds: an expert is on one rank as a whole.

@@ -20,7 +20,12 @@ void fill(const Parameter& p, uint64_t seed, float range, float* out) {
   const int64_t n = p.shape.elements();
 #pragma omp parallel for
   for (int64_t i = 0; i < n; ++i)
-    out[i] = p.init == Init::ones ? 1 : p.init == Init::zeros ? 0 : range * rng.normal(static_cast<uint64_t>(p.first_element + i));
+    switch (const int64_t element = p.first_element + i; p.init) {
+      case Init::normal: out[i] = range * rng.normal(static_cast<uint64_t>(element)); break;
+      case Init::ones: out[i] = 1; break;
+      case Init::zeros: out[i] = 0; break;
+      case Init::formula: out[i] = p.formula(element); break;
+    }
 }
 
 void write_values(const Tensor& to, const float* values) {

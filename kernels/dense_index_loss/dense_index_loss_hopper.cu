@@ -199,7 +199,7 @@ __device__ __forceinline__ GradientShared<kWide>& gradient_shared(unsigned char*
 }
 
 template <int kWide>
-__global__ void __launch_bounds__(kThreads, kWide == 256 ? 2 : 3) query_gradient_kernel(const GradientArguments a) {
+__global__ void __launch_bounds__(kThreads, 2) query_gradient_kernel(const GradientArguments a) {
   extern __shared__ unsigned char raw[];
   auto& s = gradient_shared<kWide>(raw);
   const int lane = static_cast<int>(threadIdx.x) % 32, row = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4, column = lane % 4 * 2;

@@ -14,6 +14,7 @@ namespace {
 
 void rms_norm_ref(const RmsNorm& n) {
   const int64_t rows = n.x.size(0), columns = n.x.size(1);
+  const float* weight = n.weight.defined() ? n.weight.f32() : nullptr;
 #pragma omp parallel for
   for (int64_t t = 0; t < rows; ++t) {
     const float* x = row_of(n.x, t);
@@ -22,14 +23,14 @@ void rms_norm_ref(const RmsNorm& n) {
 #pragma omp simd reduction(+ : squares)
     for (int64_t c = 0; c < columns; ++c) squares += double{x[c]} * x[c];
     const float rstd = static_cast<float>(1 / std::sqrt(squares / static_cast<double>(columns) + n.eps));
-    for (int64_t c = 0; c < columns; ++c) y[c] = n.weight.f32()[c] * (x[c] * rstd);
+    for (int64_t c = 0; c < columns; ++c) y[c] = (weight ? weight[c] : 1) * (x[c] * rstd);
     if (n.rstd.defined()) n.rstd.f32()[t] = rstd;
   }
 }
 
 void rms_norm_backward_ref(const RmsNormBackward& n) {
   const int64_t rows = n.x.size(0), columns = n.x.size(1);
-  const float* weight = n.weight.f32();
+  const float* weight = n.weight.defined() ? n.weight.f32() : nullptr;
   if (n.dweight.defined())
     add_column_sums(n.dweight.f32(), rows, columns,
                     [&](int64_t t, int64_t c) { return row_of(n.dy, t)[c] * (row_of(n.x, t)[c] * n.rstd.f32()[t]); });
@@ -40,10 +41,10 @@ void rms_norm_backward_ref(const RmsNormBackward& n) {
     const float rstd = n.rstd.f32()[t];
     double dot = 0;
 #pragma omp simd reduction(+ : dot)
-    for (int64_t c = 0; c < columns; ++c) dot += double{dy[c] * weight[c]} * (x[c] * rstd);
+    for (int64_t c = 0; c < columns; ++c) dot += double{dy[c] * (weight ? weight[c] : 1)} * (x[c] * rstd);
     const float mean = static_cast<float>(dot / static_cast<double>(columns));
     for (int64_t c = 0; c < columns; ++c) {
-      const float d = rstd * (dy[c] * weight[c] - x[c] * rstd * mean);
+      const float d = rstd * (dy[c] * (weight ? weight[c] : 1) - x[c] * rstd * mean);
       dx[c] = n.accumulate_dx ? dx[c] + d : d;
     }
   }
@@ -53,7 +54,7 @@ void rms_norm_backward_ref(const RmsNormBackward& n) {
 
 void rms_norm(const RmsNorm& n) {
   check_shape(n.y, "y", n.x.shape());
-  check_shape(n.weight, "weight", {n.x.size(1)});
+  if (n.weight.defined()) check_shape(n.weight, "weight", {n.x.size(1)});
   if (n.rstd.defined()) check_tensor(n.rstd, "rstd", DType::f32, {n.x.size(0)});
   HYSCALE_DISPATCH("rms_norm", n.x.device(), rms_norm_ref(n), rms_norm_cuda(n));
 }

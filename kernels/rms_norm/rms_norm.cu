@@ -6,6 +6,19 @@ namespace hyscale {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int64_t kNarrow = 1024;  // rows of at most so many columns get a warp each, wider ones a block
+
+// Which row a thread works on first, its place in the row, and sums over the row.
+template <bool kWarp>
+struct Row {
+  static constexpr int kLanes = kWarp ? 32 : kThreads, kPerBlock = kThreads / kLanes;
+  int64_t first = static_cast<int64_t>(blockIdx.x) * kPerBlock + threadIdx.x / kLanes, step = static_cast<int64_t>(gridDim.x) * kPerBlock;
+  int lane = static_cast<int>(threadIdx.x) % kLanes;
+  __device__ static float sum(float x) {
+    if constexpr (kWarp) return warp_sum(x);
+    else return block_sum<kThreads>(x);
+  }
+};
 
 // Term of the weight's column sum: dy * x^.
 template <typename T>
@@ -17,49 +30,60 @@ struct WeightTerm {
 };
 
 template <typename T, int kWidth>
+__device__ __forceinline__ void load_weight(const T* weight, int64_t c, float (&w)[kWidth]) {
+  if (weight) return load_pack(weight + c, w);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) w[i] = 1;
+}
+
+template <typename T, int kWidth, bool kWarp>
 __global__ void rms_norm_kernel(const T* __restrict__ x, int64_t x_step, const T* __restrict__ weight, float eps, T* y, int64_t y_step, float* rstd, int64_t rows,
                                 int64_t columns) {
-  for (int64_t t = blockIdx.x; t < rows; t += gridDim.x) {
+  using R = Row<kWarp>;
+  const R row;
+  for (int64_t t = row.first; t < rows; t += row.step) {
     float squares = 0;
-    for (int64_t c = threadIdx.x * kWidth; c < columns; c += kThreads * kWidth) {
+    for (int64_t c = row.lane * kWidth; c < columns; c += R::kLanes * kWidth) {
       float v[kWidth];
       load_pack(x + t * x_step + c, v);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) squares += v[i] * v[i];
     }
-    const float r = rsqrtf(block_sum<kThreads>(squares) / static_cast<float>(columns) + eps);
-    for (int64_t c = threadIdx.x * kWidth; c < columns; c += kThreads * kWidth) {
+    const float r = rsqrtf(R::sum(squares) / static_cast<float>(columns) + eps);
+    for (int64_t c = row.lane * kWidth; c < columns; c += R::kLanes * kWidth) {
       float v[kWidth], w[kWidth];
       load_pack(x + t * x_step + c, v);
-      load_pack(weight + c, w);
+      load_weight(weight, c, w);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) v[i] = w[i] * (v[i] * r);
       store_pack(y + t * y_step + c, v);
     }
-    if (rstd && threadIdx.x == 0) rstd[t] = r;
+    if (rstd && row.lane == 0) rstd[t] = r;
   }
 }
 
 // dx may be the memory of dy: every element is read before it is written by the same thread.
-template <typename T, int kWidth>
+template <typename T, int kWidth, bool kWarp>
 __global__ void rms_norm_backward_kernel(const T* __restrict__ x, int64_t x_step, const T* __restrict__ weight, const float* __restrict__ rstd, const T* dy,
                                          int64_t dy_step, T* dx, int64_t dx_step, bool accumulate, int64_t rows, int64_t columns) {
-  for (int64_t t = blockIdx.x; t < rows; t += gridDim.x) {
+  using R = Row<kWarp>;
+  const R row;
+  for (int64_t t = row.first; t < rows; t += row.step) {
     const float r = rstd[t];
     float dot = 0;
-    for (int64_t c = threadIdx.x * kWidth; c < columns; c += kThreads * kWidth) {
+    for (int64_t c = row.lane * kWidth; c < columns; c += R::kLanes * kWidth) {
       float v[kWidth], w[kWidth], d[kWidth];
       load_pack(x + t * x_step + c, v);
-      load_pack(weight + c, w);
+      load_weight(weight, c, w);
       load_pack(dy + t * dy_step + c, d);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) dot += d[i] * w[i] * (v[i] * r);
     }
-    const float mean = block_sum<kThreads>(dot) / static_cast<float>(columns);
-    for (int64_t c = threadIdx.x * kWidth; c < columns; c += kThreads * kWidth) {
+    const float mean = R::sum(dot) / static_cast<float>(columns);
+    for (int64_t c = row.lane * kWidth; c < columns; c += R::kLanes * kWidth) {
       float v[kWidth], w[kWidth], d[kWidth], old[kWidth] = {};
       load_pack(x + t * x_step + c, v);
-      load_pack(weight + c, w);
+      load_weight(weight, c, w);
       load_pack(dy + t * dy_step + c, d);
       if (accumulate) load_pack(dx + t * dx_step + c, old);
 #pragma unroll
@@ -77,10 +101,11 @@ void rms_norm_cuda(const RmsNorm& n) {
   with_float_type(n.x.dtype(), "rms_norm", [&](auto type) {
     using T = decltype(type);
     const auto launch = [&](auto kernel) {
-      kernel<<<grid_for(rows, 1), kThreads, 0, stream_of(n.stream)>>>(n.x.data<T>(), n.x.stride(0), n.weight.data<T>(), n.eps, n.y.data<T>(), n.y.stride(0),
+      kernel<<<grid_for(rows, columns <= kNarrow ? kThreads / 32 : 1), kThreads, 0, stream_of(n.stream)>>>(n.x.data<T>(), n.x.stride(0), n.weight.defined() ? n.weight.data<T>() : nullptr, n.eps, n.y.data<T>(), n.y.stride(0),
                                                                       n.rstd.defined() ? n.rstd.f32() : nullptr, rows, columns);
     };
-    common_pack(columns, n.x, n.weight, n.y) == 8 ? launch(rms_norm_kernel<T, 8>) : launch(rms_norm_kernel<T, 1>);
+    const auto of_width = [&](auto warp) { common_pack(columns, n.x, n.weight, n.y) == 8 ? launch(rms_norm_kernel<T, 8, warp>) : launch(rms_norm_kernel<T, 1, warp>); };
+    columns <= kNarrow ? of_width(std::true_type{}) : of_width(std::false_type{});
   });
   check_launch("rms_norm");
 }
@@ -98,10 +123,13 @@ void rms_norm_backward_cuda(const RmsNormBackward& n) {
       column_sums_cuda(n.dweight.f32(), workspace.take<float>(kColumnSumBlocks * columns), rows, columns, WeightTerm<T>{x, dy, rstd, x_step, dy_step}, stream_of(n.stream));
     }
     const auto launch = [&](auto kernel) {
-      kernel<<<grid_for(rows, 1), kThreads, 0, stream_of(n.stream)>>>(x, x_step, n.weight.data<T>(), rstd, dy, dy_step, n.dx.data<T>(), n.dx.stride(0),
+      kernel<<<grid_for(rows, columns <= kNarrow ? kThreads / 32 : 1), kThreads, 0, stream_of(n.stream)>>>(x, x_step, n.weight.defined() ? n.weight.data<T>() : nullptr, rstd, dy, dy_step, n.dx.data<T>(), n.dx.stride(0),
                                                                       n.accumulate_dx, rows, columns);
     };
-    common_pack(columns, n.x, n.weight, n.dy, n.dx) == 8 ? launch(rms_norm_backward_kernel<T, 8>) : launch(rms_norm_backward_kernel<T, 1>);
+    const auto of_width = [&](auto warp) {
+      common_pack(columns, n.x, n.weight, n.dy, n.dx) == 8 ? launch(rms_norm_backward_kernel<T, 8, warp>) : launch(rms_norm_backward_kernel<T, 1, warp>);
+    };
+    columns <= kNarrow ? of_width(std::true_type{}) : of_width(std::false_type{});
   });
   check_launch("rms_norm_backward");
 }

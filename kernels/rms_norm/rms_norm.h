@@ -8,7 +8,7 @@ namespace hyscale {
 
 struct RmsNorm {
   Tensor x;       // [T, C]
-  Tensor weight;  // [C], dtype of x
+  Tensor weight;  // [C], dtype of x; or absent: all ones
   float eps = 1e-5f;
   Tensor y;       // [T, C]
   Tensor rstd;    // f32 [T], or absent

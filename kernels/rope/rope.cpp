@@ -1,5 +1,6 @@
 #include "kernels/rope/rope.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/common/op.h"
@@ -49,6 +50,21 @@ std::vector<float> rope_inverse_frequencies(float theta, int64_t rotary_dim) {
   std::vector<float> inverse(static_cast<size_t>(rotary_dim / 2));
   for (size_t i = 0; i < inverse.size(); ++i)
     inverse[i] = 1.0f / std::pow(theta, static_cast<float>(2 * i) / static_cast<float>(rotary_dim));
+  return inverse;
+}
+
+std::vector<float> yarn_inverse_frequencies(float theta, int64_t rotary_dim, const YarnScaling& y) {
+  constexpr double kPi = 3.14159265358979323846;
+  // The pair that turns `turns` times within the original context.
+  const auto pair_of = [&](double turns) {
+    return static_cast<double>(rotary_dim) * std::log(y.original_positions / (2 * kPi * turns)) / (2 * std::log(double{theta}));
+  };
+  const double low = std::max(std::floor(pair_of(y.beta_fast)), 0.0), high = std::min(std::ceil(pair_of(y.beta_slow)), static_cast<double>(rotary_dim - 1));
+  std::vector<float> inverse = rope_inverse_frequencies(theta, rotary_dim);
+  for (size_t i = 0; i < inverse.size(); ++i) {
+    const double ramp = std::clamp((static_cast<double>(i) - low) / std::max(high - low, 1e-3), 0.0, 1.0);
+    inverse[i] = static_cast<float>(inverse[i] / y.factor * ramp + inverse[i] * (1 - ramp));
+  }
   return inverse;
 }
 

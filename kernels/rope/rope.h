@@ -23,4 +23,11 @@ void rope(const Rope&);
 // theta^(-2i/D) as Hugging Face's default rope computes it, in f32.
 std::vector<float> rope_inverse_frequencies(float theta, int64_t rotary_dim);
 
+// YaRN: frequencies that turn fewer than beta_slow times within the original context are divided by factor, those that turn
+// more than beta_fast times stay, with a ramp in between. No magnitude factor. Source: YaRN (arXiv 2309.00071), section 3.2.
+struct YarnScaling {
+  double factor = 1, original_positions = 0, beta_fast = 32, beta_slow = 1;
+};
+std::vector<float> yarn_inverse_frequencies(float theta, int64_t rotary_dim, const YarnScaling&);
+
 }  // namespace hyscale

@@ -7,18 +7,18 @@
 #include <vector>
 
 #include "kernels/common/op.h"
+#include "kernels/router/score.h"
 
 namespace hyscale {
 
 void router_cuda(const Router&);
 void router_backward_cuda(const RouterBackward&);
+void hash_route_cuda(const HashRoute&);
 void balance_counts_cuda(const BalanceCounts&);
 void balance_loss_cuda(const BalanceLoss&);
 void router_bias_update_cuda(const Tensor& bias, const Tensor& counts, float rate, Stream);
 
 namespace {
-
-float sigmoid(float z) { return 1 / (1 + std::exp(-z)); }
 
 // Indices of the k largest values, largest first, ties to the lower index.
 void top_k(const std::vector<float>& values, int64_t k, std::vector<int32_t>& order) {
@@ -55,8 +55,8 @@ void router_ref(const Router& r) {
 #pragma omp for
     for (int64_t t = 0; t < tokens; ++t) {
       for (size_t e = 0; e < scores.size(); ++e) {
-        scores[e] = sigmoid(r.logits.f32()[t * num_experts + static_cast<int64_t>(e)]);
-        biased[e] = scores[e] + r.bias.f32()[e];
+        scores[e] = router_score(r.rule.score, r.logits.f32()[t * num_experts + static_cast<int64_t>(e)]);
+        biased[e] = scores[e] + (r.given ? 0 : r.bias.f32()[e]);
       }
       if (r.given) {
         order.assign(r.experts.i32() + t * k, r.experts.i32() + (t + 1) * k);
@@ -86,14 +86,19 @@ void router_backward_ref(const RouterBackward& r) {
     float* dz = r.dlogits.f32() + t * num_experts;
     std::fill_n(dz, num_experts, 0.0f);
     double sum = 1e-20, dot = 0;
-    for (int64_t j = 0; j < k; ++j) sum += sigmoid(z[chosen[j]]);
-    for (int64_t j = 0; j < k; ++j) dot += dw[j] * sigmoid(z[chosen[j]]) / sum;
+    for (int64_t j = 0; j < k; ++j) sum += router_score(r.rule.score, z[chosen[j]]);
+    for (int64_t j = 0; j < k; ++j) dot += dw[j] * router_score(r.rule.score, z[chosen[j]]) / sum;
     for (int64_t j = 0; j < k; ++j) {
-      const double s = sigmoid(z[chosen[j]]);
       const double ds = r.rule.normalize ? r.rule.scaling / sum * (dw[j] - dot) : r.rule.scaling * dw[j];
-      dz[chosen[j]] = static_cast<float>(ds * s * (1 - s));
+      dz[chosen[j]] = static_cast<float>(ds * router_slope(r.rule.score, z[chosen[j]]));
     }
   }
+}
+
+void hash_route_ref(const HashRoute& r) {
+  const int64_t k = r.experts.size(1);
+  for (int64_t t = 0; t < r.tokens.size(0); ++t)
+    for (int64_t j = 0; j < k; ++j) r.experts.i32()[t * k + j] = static_cast<int32_t>(r.table.f32()[r.tokens.i32()[t] * k + j]);
 }
 
 void balance_counts_ref(const BalanceCounts& b) {
@@ -103,7 +108,7 @@ void balance_counts_ref(const BalanceCounts& b) {
   for (int64_t run = 0; run < b.run_documents.size(0); ++run) {
     int64_t* counts = b.counts.data<int64_t>() + b.run_documents.i32()[run] * num_experts;
     for (int64_t t = b.run_starts.i32()[run]; t < b.run_starts.i32()[run + 1]; ++t) {
-      for (size_t e = 0; e < scores.size(); ++e) scores[e] = sigmoid(b.logits.f32()[t * num_experts + static_cast<int64_t>(e)]);
+      for (size_t e = 0; e < scores.size(); ++e) scores[e] = router_score(b.score, b.logits.f32()[t * num_experts + static_cast<int64_t>(e)]);
       top_k(scores, b.k, order);
       for (int64_t j = 0; j < b.k; ++j) ++counts[order[static_cast<size_t>(j)]];
     }
@@ -116,20 +121,19 @@ void balance_loss_run(const BalanceLoss& b, int64_t run) {
   const double tokens = b.document_tokens.i32()[document], unit = static_cast<double>(num_experts) / (static_cast<double>(b.k) * tokens * tokens);
   for (int64_t t = first; t < last; ++t) {
     double sum = 0;
-    for (int64_t e = 0; e < num_experts; ++e) sum += sigmoid(b.logits.f32()[t * num_experts + e]);
+    for (int64_t e = 0; e < num_experts; ++e) sum += router_score(b.score, b.logits.f32()[t * num_experts + e]);
     for (int64_t e = 0; e < num_experts; ++e)
-      b.loss_sum.data<double>()[0] += unit * static_cast<double>(counts[e]) * sigmoid(b.logits.f32()[t * num_experts + e]) / sum;
+      b.loss_sum.data<double>()[0] += unit * static_cast<double>(counts[e]) * router_score(b.score, b.logits.f32()[t * num_experts + e]) / sum;
   }
 #pragma omp parallel for
   for (int64_t t = first; t < last; ++t) {
     const float* z = b.logits.f32() + t * num_experts;
     float* dz = b.dlogits.f32() + t * num_experts;
     double sum = 0, mean = 0;
-    for (int64_t e = 0; e < num_experts; ++e) sum += sigmoid(z[e]);
-    for (int64_t e = 0; e < num_experts; ++e) mean += unit * static_cast<double>(counts[e]) * sigmoid(z[e]) / sum;
+    for (int64_t e = 0; e < num_experts; ++e) sum += router_score(b.score, z[e]);
+    for (int64_t e = 0; e < num_experts; ++e) mean += unit * static_cast<double>(counts[e]) * router_score(b.score, z[e]) / sum;
     for (int64_t e = 0; e < num_experts; ++e) {
-      const double s = sigmoid(z[e]);
-      dz[e] += static_cast<float>(b.grad_scale * (unit * static_cast<double>(counts[e]) - mean) / sum * s * (1 - s));
+      dz[e] += static_cast<float>(b.grad_scale * (unit * static_cast<double>(counts[e]) - mean) / sum * router_slope(b.score, z[e]));
     }
   }
 }
@@ -162,7 +166,7 @@ void router(const Router& r) {
   const int64_t tokens = r.logits.size(0), num_experts = r.logits.size(1);
   check_rule(r.rule, num_experts);
   check_tensor(r.logits, "logits", DType::f32, {-1, -1});
-  check_tensor(r.bias, "bias", DType::f32, {num_experts});
+  if (!r.given) check_tensor(r.bias, "bias", DType::f32, {num_experts});
   check_tensor(r.experts, "experts", DType::i32, {tokens, r.rule.k});
   check_tensor(r.weights, "weights", DType::f32, {tokens, r.rule.k});
   if (r.counts.defined()) check_tensor(r.counts, "counts", DType::i64, {num_experts});
@@ -175,6 +179,13 @@ void router_backward(const RouterBackward& r) {
   check_tensor(r.dweights, "dweights", DType::f32, {r.logits.size(0), r.rule.k});
   check_tensor(r.dlogits, "dlogits", DType::f32, r.logits.shape());
   HYSCALE_DISPATCH("router_backward", r.logits.device(), router_backward_ref(r), router_backward_cuda(r));
+}
+
+void hash_route(const HashRoute& r) {
+  check_tensor(r.tokens, "tokens", DType::i32, {-1});
+  check_tensor(r.experts, "experts", DType::i32, {r.tokens.size(0), -1});
+  check_tensor(r.table, "table", DType::f32, {-1, r.experts.size(1)});
+  HYSCALE_DISPATCH("hash_route", r.tokens.device(), hash_route_ref(r), hash_route_cuda(r));
 }
 
 namespace {

@@ -1,15 +1,13 @@
 // One warp per token; scores of a token lie in shared memory.
 #include "kernels/common/cuda.cuh"
 #include "kernels/common/op.h"
-#include "kernels/router/router.h"
+#include "kernels/router/score.h"
 
 namespace hyscale {
 namespace {
 
 constexpr int kWarps = 4;
 constexpr double kMassUnit = 1099511627776.0;  // 2^40: masses are summed as integers, so their order does not matter
-
-__device__ float sigmoid(float z) { return 1 / (1 + expf(-z)); }
 
 // Best of `count` values by (value, lower index); every lane gets it.
 __device__ int warp_best(const float* values, int count, int lane) {
@@ -57,8 +55,8 @@ __global__ void router_kernel(RouterRule rule, const float* __restrict__ logits,
   float *scores = shared + warp * (2 * num_experts + static_cast<int>(rule.num_groups)), *biased = scores + num_experts, *group_scores = biased + num_experts;
   for (int64_t t = static_cast<int64_t>(blockIdx.x) * kWarps + warp; t < tokens; t += static_cast<int64_t>(gridDim.x) * kWarps) {
     for (int e = lane; e < num_experts; e += 32) {
-      scores[e] = sigmoid(logits[t * num_experts + e]);
-      biased[e] = scores[e] + bias[e];
+      scores[e] = router_score(rule.score, logits[t * num_experts + e]);
+      biased[e] = scores[e] + (given ? 0 : bias[e]);
     }
     __syncwarp();
     if (rule.num_groups > 1 && !given) drop_groups(biased, group_scores, rule, num_experts, lane);
@@ -88,7 +86,7 @@ __global__ void router_backward_kernel(RouterRule rule, const float* __restrict_
     for (int e = lane; e < num_experts; e += 32) dlogits[t * num_experts + e] = 0;
     float sum = 0, dot = 0;
     for (int j = lane; j < k; j += 32) {
-      const float s = sigmoid(logits[t * num_experts + experts[t * k + j]]);
+      const float s = router_score(rule.score, logits[t * num_experts + experts[t * k + j]]);
       sum += s;
       dot += dweights[t * k + j] * s;
     }
@@ -97,8 +95,8 @@ __global__ void router_backward_kernel(RouterRule rule, const float* __restrict_
     __syncwarp();
     for (int j = lane; j < k; j += 32) {
       const int64_t at = t * num_experts + experts[t * k + j];
-      const float s = sigmoid(logits[at]), dw = dweights[t * k + j];
-      dlogits[at] = (rule.normalize ? rule.scaling / sum * (dw - dot) : rule.scaling * dw) * s * (1 - s);
+      const float dw = dweights[t * k + j];
+      dlogits[at] = (rule.normalize ? rule.scaling / sum * (dw - dot) : rule.scaling * dw) * router_slope(rule.score, logits[at]);
     }
   }
 }
@@ -118,13 +116,13 @@ struct Runs {
   __device__ int64_t document_of(int64_t token) const { return documents[run_of(starts, count, token)]; }
 };
 
-__global__ void balance_counts_kernel(const float* __restrict__ logits, Runs runs, int k, unsigned long long* counts, int64_t tokens, int num_experts) {
+__global__ void balance_counts_kernel(RouterScore score, const float* __restrict__ logits, Runs runs, int k, unsigned long long* counts, int64_t tokens, int num_experts) {
   extern __shared__ float shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   float* scores = shared + warp * num_experts;
   for (int64_t t = static_cast<int64_t>(blockIdx.x) * kWarps + warp; t < tokens; t += static_cast<int64_t>(gridDim.x) * kWarps) {
     const int64_t row = runs.document_of(t) * num_experts;
-    for (int e = lane; e < num_experts; e += 32) scores[e] = sigmoid(logits[t * num_experts + e]);
+    for (int e = lane; e < num_experts; e += 32) scores[e] = router_score(score, logits[t * num_experts + e]);
     __syncwarp();
     for (int j = 0; j < k; ++j) {
       const int e = warp_best(scores, num_experts, lane);
@@ -138,15 +136,15 @@ __global__ void balance_counts_kernel(const float* __restrict__ logits, Runs run
   }
 }
 
-__global__ void balance_mass_kernel(const float* __restrict__ logits, Runs runs, unsigned long long* mass, int64_t tokens, int num_experts) {
+__global__ void balance_mass_kernel(RouterScore score, const float* __restrict__ logits, Runs runs, unsigned long long* mass, int64_t tokens, int num_experts) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int64_t t = static_cast<int64_t>(blockIdx.x) * kWarps + warp; t < tokens; t += static_cast<int64_t>(gridDim.x) * kWarps) {
     const int64_t row = runs.document_of(t) * num_experts;
     float sum = 0;
-    for (int e = lane; e < num_experts; e += 32) sum += sigmoid(logits[t * num_experts + e]);
+    for (int e = lane; e < num_experts; e += 32) sum += router_score(score, logits[t * num_experts + e]);
     sum = warp_sum(sum);
     for (int e = lane; e < num_experts; e += 32)
-      atomicAdd(mass + row + e, static_cast<unsigned long long>(static_cast<double>(sigmoid(logits[t * num_experts + e]) / sum) * kMassUnit));
+      atomicAdd(mass + row + e, static_cast<unsigned long long>(static_cast<double>(router_score(score, logits[t * num_experts + e]) / sum) * kMassUnit));
   }
 }
 
@@ -161,7 +159,7 @@ __global__ void balance_sum_kernel(const unsigned long long* __restrict__ counts
   if (threadIdx.x == 0) *loss_sum += sum;
 }
 
-__global__ void balance_gradient_kernel(const float* __restrict__ logits, Runs runs, const int32_t* __restrict__ document_tokens, int k, float grad_scale,
+__global__ void balance_gradient_kernel(RouterScore score, const float* __restrict__ logits, Runs runs, const int32_t* __restrict__ document_tokens, int k, float grad_scale,
                                         const unsigned long long* __restrict__ counts, float* __restrict__ dlogits, int64_t tokens, int num_experts) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int64_t t = static_cast<int64_t>(blockIdx.x) * kWarps + warp; t < tokens; t += static_cast<int64_t>(gridDim.x) * kWarps) {
@@ -170,15 +168,15 @@ __global__ void balance_gradient_kernel(const float* __restrict__ logits, Runs r
     const float unit = static_cast<float>(num_experts / (k * length * length));
     float sum = 0, mean = 0;
     for (int e = lane; e < num_experts; e += 32) {
-      const float s = sigmoid(logits[t * num_experts + e]);
+      const float s = router_score(score, logits[t * num_experts + e]);
       sum += s;
       mean += unit * static_cast<float>(counts[document * num_experts + e]) * s;
     }
     sum = warp_sum(sum);
     mean = warp_sum(mean) / sum;
     for (int e = lane; e < num_experts; e += 32) {
-      const float s = sigmoid(logits[t * num_experts + e]);
-      dlogits[t * num_experts + e] += grad_scale * (unit * static_cast<float>(counts[document * num_experts + e]) - mean) / sum * s * (1 - s);
+      const float z = logits[t * num_experts + e];
+      dlogits[t * num_experts + e] += grad_scale * (unit * static_cast<float>(counts[document * num_experts + e]) - mean) / sum * router_slope(score, z);
     }
   }
 }
@@ -202,7 +200,7 @@ void router_cuda(const Router& r) {
   if (tokens == 0) return;
   const size_t shared = kWarps * static_cast<size_t>(2 * num_experts + r.rule.num_groups) * sizeof(float);
   router_kernel<<<grid_for(tokens, kWarps), kWarps * 32, shared, stream_of(r.stream)>>>(
-      r.rule, r.logits.f32(), r.bias.f32(), r.experts.i32(), r.weights.f32(), r.counts.defined() ? r.counts.data<unsigned long long>() : nullptr, tokens, num_experts, r.given);
+      r.rule, r.logits.f32(), r.given ? nullptr : r.bias.f32(), r.experts.i32(), r.weights.f32(), r.counts.defined() ? r.counts.data<unsigned long long>() : nullptr, tokens, num_experts, r.given);
   check_launch("router");
 }
 
@@ -214,12 +212,27 @@ void router_backward_cuda(const RouterBackward& r) {
   check_launch("router_backward");
 }
 
+namespace {
+__global__ void hash_route_kernel(const int32_t* __restrict__ tokens, const float* __restrict__ table, int32_t* __restrict__ experts, int64_t slots, int k) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
+  if (i < slots) experts[i] = static_cast<int32_t>(table[int64_t{tokens[i / k]} * k + i % k]);
+}
+}  // namespace
+
+void hash_route_cuda(const HashRoute& r) {
+  const int64_t slots = r.experts.elements();
+  if (slots == 0) return;
+  hash_route_kernel<<<static_cast<unsigned>((slots + 255) / 256), 256, 0, stream_of(r.stream)>>>(r.tokens.i32(), r.table.f32(), r.experts.i32(), slots,
+                                                                                                static_cast<int>(r.experts.size(1)));
+  check_launch("hash_route");
+}
+
 void balance_counts_cuda(const BalanceCounts& b) {
   const int64_t tokens = b.logits.size(0);
   const int num_experts = static_cast<int>(b.logits.size(1));
   if (tokens == 0) return;
   balance_counts_kernel<<<grid_for(tokens, kWarps), kWarps * 32, kWarps * static_cast<size_t>(num_experts) * sizeof(float), stream_of(b.stream)>>>(
-      b.logits.f32(), {b.run_starts.i32(), b.run_documents.i32(), b.run_documents.size(0)}, static_cast<int>(b.k), b.counts.data<unsigned long long>(), tokens, num_experts);
+      b.score, b.logits.f32(), {b.run_starts.i32(), b.run_documents.i32(), b.run_documents.size(0)}, static_cast<int>(b.k), b.counts.data<unsigned long long>(), tokens, num_experts);
   check_launch("balance_counts");
 }
 
@@ -233,9 +246,9 @@ void balance_loss_cuda(const BalanceLoss& b) {
   const unsigned grid = grid_for(tokens, kWarps);
   const Runs runs{b.run_starts.i32(), b.run_documents.i32(), b.run_documents.size(0)};
   const auto* counts = b.counts.data<unsigned long long>();
-  balance_mass_kernel<<<grid, kWarps * 32, 0, stream>>>(b.logits.f32(), runs, mass, tokens, num_experts);
+  balance_mass_kernel<<<grid, kWarps * 32, 0, stream>>>(b.score, b.logits.f32(), runs, mass, tokens, num_experts);
   balance_sum_kernel<<<1, 256, 0, stream>>>(counts, mass, b.document_tokens.i32(), documents, k, num_experts, b.loss_sum.data<double>());
-  balance_gradient_kernel<<<grid, kWarps * 32, 0, stream>>>(b.logits.f32(), runs, b.document_tokens.i32(), k, b.grad_scale, counts, b.dlogits.f32(), tokens, num_experts);
+  balance_gradient_kernel<<<grid, kWarps * 32, 0, stream>>>(b.score, b.logits.f32(), runs, b.document_tokens.i32(), k, b.grad_scale, counts, b.dlogits.f32(), tokens, num_experts);
   check_launch("balance_loss");
 }
 

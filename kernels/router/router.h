@@ -1,24 +1,28 @@
-// Expert router with sigmoid scores and a selection bias ("noaux_tc"; DeepSeek-V3, GLM-4.5 and later).
-//   s = sigmoid(logits);  chosen = the k largest of s + bias (ties: lower expert), within the best groups where groups exist
+// Expert router with a selection bias ("noaux_tc"; DeepSeek-V3, GLM-4.5 and later).
+//   s = sigmoid(logits), or sqrt(log(1 + exp(logits))) (DeepSeek-V4);  chosen = the k largest of s + bias (ties: lower expert), within the best groups where groups exist
 //   weight_e = scaling * s_e / (sum over chosen of s + 1e-20)          (normalize), else scaling * s_e
 // A group's score is the sum of its two best biased scores; experts outside the kept groups are not eligible.
-// Backward, s^_e = s_e / sum: ds_e = scaling / sum * (dweight_e - sum over chosen of dweight * s^) for chosen e; dz = ds s (1 - s).
+// Backward, s^_e = s_e / sum: ds_e = scaling / sum * (dweight_e - sum over chosen of dweight * s^) for chosen e; dz = ds times the
+// slope of the score: s (1 - s), or sigmoid(z) / (2 s).
 #pragma once
 #include "core/tensor.h"
 
 namespace hyscale {
+
+enum class RouterScore : uint8_t { sigmoid, sqrt_softplus };
 
 struct RouterRule {
   int64_t k = 1;
   int64_t num_groups = 1, kept_groups = 1;
   bool normalize = true;
   float scaling = 1;
+  RouterScore score = RouterScore::sigmoid;
 };
 
 struct Router {
   RouterRule rule;
   Tensor logits;   // f32 [T, E]
-  Tensor bias;     // f32 [E]
+  Tensor bias;     // f32 [E]; absent where the experts are given
   Tensor experts;  // i32 [T, k], by biased score descending; with `given`, read instead of written
   Tensor weights;  // f32 [T, k]
   Tensor counts;   // i64 [E], accumulated into: tokens of each expert; or absent
@@ -36,6 +40,15 @@ struct RouterBackward {
 };
 void router_backward(const RouterBackward&);
 
+// Experts by a table of the tokens (DeepSeek-V4's first layers): experts[t] = table[tokens[t]].
+struct HashRoute {
+  Tensor tokens;   // i32 [T]
+  Tensor table;    // f32 [V, k], whole numbers
+  Tensor experts;  // i32 [T, k], overwritten
+  Stream stream;
+};
+void hash_route(const HashRoute&);
+
 // Sequence balance loss of each document of T tokens (GLM-4.5, DeepSeek-V3), in two parts since a document may lie on
 // several ranks, whose counts are summed in between:
 //   s~ = s / sum over experts of s;  c_e = tokens of the document that have e among the k largest s (no bias, no groups)
@@ -49,6 +62,7 @@ struct BalanceCounts {
   Tensor run_documents;  // i32 [P]
   Tensor counts;         // i64 [D, E], accumulated into: c_e of each document
   Stream stream;
+  RouterScore score = RouterScore::sigmoid;
 };
 void balance_counts(const BalanceCounts&);
 
@@ -62,6 +76,7 @@ struct BalanceLoss {
   Tensor dlogits;          // f32 [T, E], accumulated into
   Tensor workspace;
   Stream stream;
+  RouterScore score = RouterScore::sigmoid;
 };
 void balance_loss(const BalanceLoss&);
 size_t balance_loss_workspace_bytes(const BalanceLoss&);

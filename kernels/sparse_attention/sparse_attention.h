@@ -3,7 +3,10 @@
 //   l[h, s] = scale * q[t, h] . kv[s]             (all Dk numbers)
 //   P       = softmax over s in the selection of t
 //   out[t, h] = sum_s P[h, s] * kv[s, 0:Dv]       lse[t, h] = log sum_s exp(l[h, s])
-// A query with no selected row has out 0, lse -inf and zero gradients. Source: GLM-5 / DeepSeek-V3.2 absorbed MLA.
+// With a sink, one more key of logit sink[h] and value 0 takes part in the softmax: P sums to less than 1, lse includes it,
+// and dsink[h] = -sum_t exp(sink[h] - lse[t, h]) (dout[t, h] . out[t, h]).
+// A query with no selected row has out 0, lse -inf (the sink's logit where there is one) and zero gradients.
+// Sources: GLM-5 / DeepSeek-V3.2 absorbed MLA; DeepSeek-V4, section 2.3.3 (sink).
 #pragma once
 #include "core/tensor.h"
 #include "kernels/flash_topk/selection.h"
@@ -19,6 +22,7 @@ struct SparseAttentionForward {
   Tensor lse;       // f32 [T, H]
   Tensor workspace;
   Stream stream;
+  Tensor sink;      // f32 [H], or absent
 };
 void sparse_attention_forward(const SparseAttentionForward&);
 size_t sparse_attention_forward_workspace_bytes(const SparseAttentionForward&);
@@ -35,6 +39,7 @@ struct SparseAttentionBackward {
   bool deterministic = false;  // bit-equal dkv across runs (the CPU always is)
   Tensor workspace;
   Stream stream;
+  Tensor sink, dsink;  // f32 [H], or absent; dsink is accumulated into
 };
 void sparse_attention_backward(const SparseAttentionBackward&);
 size_t sparse_attention_backward_workspace_bytes(const SparseAttentionBackward&);

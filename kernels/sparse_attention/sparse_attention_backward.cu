@@ -1,4 +1,5 @@
-// Sparse attention backward for GLM's latent shape on Hopper: one block per query, at most 64 heads (padded), 64 selected
+// Sparse attention backward on Hopper for rows of 576 numbers with values of 512 (GLM's latent rows) and of 512 that are keys
+// and values at once (DeepSeek-V4's): one block per query, at most 64 heads (padded), 64 selected
 // rows at a time. With X^T = K Q^T and dP^T = V dO^T (keys are M; each of two warpgroups takes half of the heads):
 //   P = exp(scale X - lse), dX = scale P (dP - delta), delta[h] = dout[h] . out[h]
 //   dq += dX K     d(row) = dX^T Q, and P^T dO in its first Dv columns
@@ -16,9 +17,11 @@ namespace {
 using namespace hopper;
 using bf16 = __nv_bfloat16;
 constexpr int kThreads = 384, kMath = 256, kGroup = 128;
-constexpr int kKeys = 64, kHeads = 64, kDk = 576, kDv = 512, kBlocks = kDk / 64, kValueBlocks = kDv / 64;
+constexpr int kKeys = 64, kHeads = 64, kDv = 512, kValueBlocks = kDv / 64;
 
+template <int kDk>
 struct Shared {
+  static constexpr int kBlocks = kDk / 64;
   alignas(1024) unsigned char q[kBlocks][kTileBytes];
   alignas(1024) unsigned char dout[kValueBlocks][kTileBytes];
   alignas(1024) unsigned char kv[kBlocks][kTileBytes];
@@ -56,15 +59,15 @@ __device__ void gather_heads(unsigned char (*to)[kTileBytes], const bf16* from, 
 
 // Brings the row that will be added to into L2 in one request, a tile's work before the reductions that need it: these come
 // as 256-byte pieces of many rows, which cost memory more.
-template <bool kFixed>
+template <int kDk, bool kFixed>
 __device__ __forceinline__ void prefetch_sums(const Arguments& a, int32_t id) {
   const void* row = kFixed ? static_cast<const void*>(a.fixed.sums + static_cast<int64_t>(id) * kDk) : a.dkv + id * a.dkv_stride;
   constexpr uint32_t kBytes = kDk * (kFixed ? 8 : 4);
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(row), "r"(kBytes) : "memory");
 }
 
-template <bool kFixed>
-__device__ void produce(Shared& s, const Arguments& a, int count, int thread) {
+template <int kDk, bool kFixed>
+__device__ void produce(Shared<kDk>& s, const Arguments& a, int count, int thread) {
   const int64_t t = blockIdx.x;
   gather_heads(s.q, a.q + t * a.heads * kDk, kDk, a.heads, thread);
   gather_heads(s.dout, a.dout + t * a.heads * kDv, kDv, a.heads, thread);
@@ -81,11 +84,11 @@ __device__ void produce(Shared& s, const Arguments& a, int count, int thread) {
       const int row = first_row + 16 * r, slot = tile * kKeys + row;
       const int32_t id = slot < count ? __ldg(indices + slot) : -1;
       if (piece == 0) s.ids[tile & 1][row] = id;
-      if (a.prefetch && piece == 0 && id >= 0) prefetch_sums<kFixed>(a, id);
+      if (a.prefetch && piece == 0 && id >= 0) prefetch_sums<kDk, kFixed>(a, id);
       const bf16* from = a.kv + max(id, 0) * a.kv_stride + piece * 8;
       const uint32_t to = shared_address(s.kv) + tile_offset(row, piece);
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) copy16(to + b * kTileBytes, from + b * 64, id >= 0);
+      for (int b = 0; b < kDk / 64; ++b) copy16(to + b * kTileBytes, from + b * 64, id >= 0);
     }
     copies_done();
     fence_to_async();
@@ -94,7 +97,8 @@ __device__ void produce(Shared& s, const Arguments& a, int count, int thread) {
 }
 
 // delta and lse of every head; 8 warps.
-__device__ void load_statistics(Shared& s, const Arguments& a, int thread) {
+template <int kDk>
+__device__ void load_statistics(Shared<kDk>& s, const Arguments& a, int thread) {
   const int lane = thread % 32;
   for (int h = thread / 32; h < kHeads; h += 8) {
     const int64_t row = static_cast<int64_t>(blockIdx.x) * a.heads + h;
@@ -121,8 +125,8 @@ __device__ __forceinline__ int thread_again() {
 }
 
 // P and dX of the warpgroup's 32 heads for the 64 keys, to shared memory.
-template <int kPart>
-__device__ __forceinline__ void score_gradients(Shared& s, const Arguments& a, int visible) {
+template <int kPart, int kDk>
+__device__ __forceinline__ void score_gradients(Shared<kDk>& s, const Arguments& a, int visible) {
   const int thread = thread_again();
   const int lane = thread % 32, row = thread / 32 * 16 + lane / 4, column = kPart * 32 + lane % 4 * 2;
   float x[16], dp[16];
@@ -166,7 +170,7 @@ __device__ __forceinline__ void score_gradients(Shared& s, const Arguments& a, i
   }
 }
 
-template <bool kFixed>
+template <int kDk, bool kFixed>
 __device__ __forceinline__ void reduce_block(const Arguments& a, float (&d)[32], const int32_t* ids, int block, int lane) {
   if constexpr (kFixed) {
     const float unit = __ldg(a.fixed.scale);
@@ -180,9 +184,11 @@ __device__ __forceinline__ void reduce_block(const Arguments& a, float (&d)[32],
   }
 }
 
-template <int kPart, bool kFixed>
-__device__ void consume(Shared& s, const Arguments& a, int count) {
-  constexpr int kFirst = kPart * 4, kTail = kBlocks - 1;  // of dq: four blocks of columns and half of the last; of dkv part 0 has all of it
+template <int kPart, int kDk, bool kFixed>
+__device__ void consume(Shared<kDk>& s, const Arguments& a, int count) {
+  // Of dq: four blocks of columns, and half of a ninth where there is one; of dkv part 0 has all of that.
+  constexpr int kFirst = kPart * 4, kTail = 8;
+  constexpr bool kHasTail = kDk > kDv;
   const int64_t t = blockIdx.x;
   const int tiles = (count + kKeys - 1) / kKeys;
   load_statistics(s, a, kPart * kGroup + thread_again());
@@ -191,7 +197,7 @@ __device__ void consume(Shared& s, const Arguments& a, int count) {
   float dq[4][32] = {}, tail[16] = {};
   for (int tile = 0; tile < tiles; ++tile) {
     barrier_wait(&s.full, tile & 1);
-    score_gradients<kPart>(s, a, count - tile * kKeys);
+    score_gradients<kPart, kDk>(s, a, count - tile * kKeys);
     fence_to_async();
     named_sync(kWritten, kMath);
     const int thread = thread_again(), lane = thread % 32;
@@ -208,9 +214,9 @@ __device__ void consume(Shared& s, const Arguments& a, int count) {
         wgmma_n64<1, 1>(dq[i], column_descriptor(shared_address(s.dx)) + kk * 128,
                         column_descriptor(shared_address(s.kv[kFirst + i])) + kk * 128, 1);
 #pragma unroll
-    for (int kk = 0; kk < kKeys / 16; ++kk)
+    for (int kk = 0; kHasTail && kk < kKeys / 16; ++kk)
       wgmma_n32<1, 1>(tail, column_descriptor(shared_address(s.dx)) + kk * 128,
-                      column_descriptor(shared_address(s.kv[kTail]) + kPart * 64) + kk * 128, 1);
+                      column_descriptor(shared_address(s.kv[kHasTail ? kTail : 0]) + kPart * 64) + kk * 128, 1);
     wgmma_commit();
     wgmma_wait<0>();
 #pragma unroll
@@ -218,7 +224,7 @@ __device__ void consume(Shared& s, const Arguments& a, int count) {
     pin(tail);
     barrier_arrive(&s.empty);
 #pragma unroll 1
-    for (int i = kPart; i < 5; ++i) {
+    for (int i = kPart; i < (kPart == 0 && !kHasTail ? 4 : 5); ++i) {
       const int block = kPart == 0 && i == 4 ? kTail : kFirst + i - kPart;
       float d[32];
       pin(d);
@@ -233,7 +239,7 @@ __device__ void consume(Shared& s, const Arguments& a, int count) {
       wgmma_commit();
       wgmma_wait<0>();
       pin(d);
-      reduce_block<kFixed>(a, d, s.ids[tile & 1] + thread / 32 * 16, block, lane);
+      reduce_block<kDk, kFixed>(a, d, s.ids[tile & 1] + thread / 32 * 16, block, lane);
     }
     named_sync(kConsumed, kMath);  // p, dx and head_sum are free again
   }
@@ -249,14 +255,14 @@ __device__ void consume(Shared& s, const Arguments& a, int count) {
       store((kFirst + i / 4) * 64 + i % 4 * 16, dq[i / 4][i % 4 * 8 + 2 * half], dq[i / 4][i % 4 * 8 + 2 * half + 1]),
           store((kFirst + i / 4) * 64 + i % 4 * 16 + 8, dq[i / 4][i % 4 * 8 + 4 + 2 * half], dq[i / 4][i % 4 * 8 + 5 + 2 * half]);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) store(kTail * 64 + kPart * 32 + 8 * j, tail[4 * j + 2 * half], tail[4 * j + 2 * half + 1]);
+    for (int j = 0; kHasTail && j < 4; ++j) store(kTail * 64 + kPart * 32 + 8 * j, tail[4 * j + 2 * half], tail[4 * j + 2 * half + 1]);
   }
 }
 
-template <bool kFixed>
+template <int kDk, bool kFixed>
 __global__ void __launch_bounds__(kThreads, 1) backward(const Arguments a) {
   extern __shared__ unsigned char raw[];
-  Shared& s = *reinterpret_cast<Shared*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
+  Shared<kDk>& s = *reinterpret_cast<Shared<kDk>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t t = blockIdx.x;
   const int count = a.counts[t];
@@ -276,29 +282,34 @@ __global__ void __launch_bounds__(kThreads, 1) backward(const Arguments a) {
   const int group = static_cast<int>(threadIdx.x) / kGroup;
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    produce<kFixed>(s, a, count, thread);
+    produce<kDk, kFixed>(s, a, count, thread);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    if (group == 1) consume<0, kFixed>(s, a, count);
-    else consume<1, kFixed>(s, a, count);
+    if (group == 1) consume<0, kDk, kFixed>(s, a, count);
+    else consume<1, kDk, kFixed>(s, a, count);
   }
 }
 
 }  // namespace
 
-void sparse_attention_backward_hopper(const SparseAttentionBackward& b, FixedRowSums fixed) {
-  constexpr size_t kShared = sizeof(Shared) + 1024 <= 232448 ? sizeof(Shared) + 1024 : 232448;
-  static_assert(sizeof(Shared) <= 232448);
+template <int kDk>
+static void launch_backward(const SparseAttentionBackward& b, FixedRowSums fixed) {
+  constexpr size_t kShared = sizeof(Shared<kDk>) + 1024 <= 232448 ? sizeof(Shared<kDk>) + 1024 : 232448;
+  static_assert(sizeof(Shared<kDk>) <= 232448);
   // Measured: fetching ahead gains 10% for f32 rows of gigabytes and 26% for fixed-point rows of 0.3 GB, and loses 5% otherwise.
   const Arguments a{b.q.data<bf16>(), b.kv.data<bf16>(), b.out.data<bf16>(), b.dout.data<bf16>(), b.selection.indices.i32(),
                     b.selection.counts.i32(), b.lse.f32(), b.dq.data<bf16>(), b.dkv.f32(), b.head_sum.defined() ? b.head_sum.f32() : nullptr,
                     fixed, b.kv.stride(0), b.dkv.stride(0), static_cast<int>(b.q.size(1)), static_cast<int>(b.selection.indices.size(1)), b.scale,
                     (b.dkv.bytes() >= size_t{1} << 30) != (fixed.sums != nullptr)};
-  const auto kernel = fixed.sums ? backward<true> : backward<false>;
+  const auto kernel = fixed.sums ? backward<kDk, true> : backward<kDk, false>;
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
   HYSCALE_CHECK(status == cudaSuccess, kShared, " bytes of shared memory: ", cudaGetErrorString(status));
   kernel<<<static_cast<unsigned>(b.q.size(0)), kThreads, kShared, static_cast<cudaStream_t>(b.stream.handle)>>>(a);
   check_attention_launch("sparse_attention_backward_hopper");
+}
+
+void sparse_attention_backward_hopper(const SparseAttentionBackward& b, FixedRowSums fixed) {
+  b.q.size(2) == 576 ? launch_backward<576>(b, fixed) : launch_backward<512>(b, fixed);
 }
 
 }  // namespace hyscale

@@ -1,5 +1,5 @@
 // CUDA entries of sparse attention, bf16 with f32 accumulation, and the two forms behind them: `plain` takes any shape;
-// `hopper` takes GLM's latent shape (Dk 576, Dv 512, at most 64 heads) at tensor-core speed.
+// `hopper` takes rows of 576 or 512 with values of 512 and at most 64 heads (GLM, DeepSeek-V4) at tensor-core speed.
 #pragma once
 #include "kernels/sparse_attention/sparse_attention.h"
 
@@ -11,7 +11,7 @@ void sparse_attention_backward_cuda(const SparseAttentionBackward&);
 size_t sparse_attention_backward_cuda_workspace_bytes(const SparseAttentionBackward&);
 
 inline bool sparse_attention_fits_hopper(const Tensor& q, const Tensor& kv, const Tensor& out) {
-  return q.size(2) == 576 && out.size(2) == 512 && q.size(1) <= 64 && kv.stride(0) % 8 == 0;
+  return (q.size(2) == 576 || q.size(2) == 512) && out.size(2) == 512 && q.size(1) <= 64 && kv.stride(0) % 8 == 0;
 }
 
 // Sums of dkv in 64-bit fixed point, for the deterministic mode; null sums mean f32 atomics straight into dkv.

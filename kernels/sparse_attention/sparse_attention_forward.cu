@@ -1,4 +1,5 @@
-// Sparse attention forward for GLM's latent shape on Hopper: one block per query, all heads (at most 64, padded) as one
+// Sparse attention forward on Hopper for rows of 576 numbers with values of 512 (GLM's latent rows) and of 512 that are keys
+// and values at once (DeepSeek-V4's): one block per query, all heads (at most 64, padded) as one
 // wgmma tile. A producer warpgroup gathers 64 selected rows at a time into a swizzled tile that serves as keys (rows are N)
 // and as values (rows are the contraction) without a copy. Warpgroup 0 computes the scores and their softmax; both
 // warpgroups hold half of the value columns and multiply by the probabilities it leaves in shared memory.
@@ -13,9 +14,11 @@ namespace {
 using namespace hopper;
 using bf16 = __nv_bfloat16;
 constexpr int kThreads = 384, kMath = 256, kGroup = 128;
-constexpr int kKeys = 64, kHeads = 64, kDk = 576, kDv = 512, kBlocks = kDk / 64, kStages = 2;
+constexpr int kKeys = 64, kHeads = 64, kDv = 512, kStages = 2;
 
+template <int kDk>
 struct Shared {
+  static constexpr int kBlocks = kDk / 64;
   alignas(1024) unsigned char q[kBlocks][kTileBytes];
   alignas(1024) unsigned char kv[kStages][kBlocks][kTileBytes];
   alignas(1024) unsigned char p[kTileBytes];  // [heads][keys]
@@ -27,6 +30,7 @@ struct Shared {
 struct Arguments {
   const bf16 *q, *kv;
   const int32_t *indices, *counts;
+  const float* sink;  // [heads], or null
   bf16* out;
   float* lse;
   int64_t kv_stride;
@@ -37,14 +41,15 @@ struct Arguments {
 enum Barrier { kProbabilities = 1, kConsumed, kScores };
 
 // 128 threads: 8 neighbouring threads fetch 128 bytes of a row.
-__device__ void produce(Shared& s, const Arguments& a, int count, int thread) {
+template <int kDk>
+__device__ void produce(Shared<kDk>& s, const Arguments& a, int count, int thread) {
   const int64_t t = blockIdx.x;
   const int piece = thread % 8, first_row = thread / 8;
   for (int r = 0; r < 4; ++r) {
     const int head = first_row + 16 * r;
     const bf16* from = a.q + (t * a.heads + min(head, a.heads - 1)) * kDk + piece * 8;
     const uint32_t to = shared_address(s.q) + tile_offset(head, piece);
-    for (int b = 0; b < kBlocks; ++b) copy16(to + b * kTileBytes, from + b * 64, head < a.heads);
+    for (int b = 0; b < kDk / 64; ++b) copy16(to + b * kTileBytes, from + b * 64, head < a.heads);
   }
   copies_done();
   fence_to_async();
@@ -68,7 +73,7 @@ __device__ void produce(Shared& s, const Arguments& a, int count, int thread) {
       const bf16* from = a.kv + max(ids[r], 0) * a.kv_stride + piece * 8;
       const uint32_t to = shared_address(s.kv[stage]) + tile_offset(first_row + 16 * r, piece);
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) copy16(to + b * kTileBytes, from + b * 64, ids[r] >= 0);
+      for (int b = 0; b < kDk / 64; ++b) copy16(to + b * kTileBytes, from + b * 64, ids[r] >= 0);
     }
     fetch_ids(tile + 1);
     copies_done();
@@ -82,7 +87,8 @@ struct Softmax {
 };
 
 // Scores of one tile to probabilities in shared memory; leaves the factors by which earlier sums shrink.
-__device__ void probabilities(Shared& s, Softmax& state, float (&x)[32], int visible, float scale_log2, int thread) {
+template <int kDk>
+__device__ void probabilities(Shared<kDk>& s, Softmax& state, float (&x)[32], int visible, float scale_log2, int thread) {
   const int lane = thread % 32, row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
 #pragma unroll
   for (int i = 0; i < 32; ++i) x[i] = i / 4 * 8 + column + (i & 1) < visible ? x[i] * scale_log2 : -INFINITY;
@@ -106,13 +112,19 @@ __device__ void probabilities(Shared& s, Softmax& state, float (&x)[32], int vis
   }
 }
 
-template <int kPart>  // which half of the value columns; part 0 makes the probabilities
-__device__ void consume(Shared& s, const Arguments& a, int count, int thread) {
+template <int kPart, int kDk>  // which half of the value columns; part 0 makes the probabilities
+__device__ void consume(Shared<kDk>& s, const Arguments& a, int count, int thread) {
   const int64_t t = blockIdx.x;
   const int tiles = (count + kKeys - 1) / kKeys;
   const int lane = thread % 32, row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
   float out[128] = {};
   Softmax state;
+  if (kPart == 0 && a.sink)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      state.most[half] = a.sink[min(row + 8 * half, a.heads - 1)] * 1.4426950408889634f;
+      state.sum[half] = lane % 4 == 0;  // its exponential, once per row
+    }
   if (kPart == 0) barrier_wait(&s.q_full, 0);
   for (int tile = 0; tile < tiles; ++tile) {
     const int stage = tile % kStages;
@@ -172,15 +184,16 @@ __device__ void consume(Shared& s, const Arguments& a, int count, int thread) {
   }
 }
 
+template <int kDk>
 __global__ void __launch_bounds__(kThreads, 1) forward(const Arguments a) {
   extern __shared__ unsigned char raw[];
-  Shared& s = *reinterpret_cast<Shared*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
+  Shared<kDk>& s = *reinterpret_cast<Shared<kDk>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t t = blockIdx.x;
   const int count = a.counts[t];
   if (count == 0) {
     for (int i = thread; i < a.heads * kDv; i += kThreads) a.out[t * a.heads * kDv + i] = __float2bfloat16(0.f);
-    for (int h = thread; h < a.heads; h += kThreads) a.lse[t * a.heads + h] = -INFINITY;
+    for (int h = thread; h < a.heads; h += kThreads) a.lse[t * a.heads + h] = a.sink ? a.sink[h] : -INFINITY;
     return;
   }
   if (thread == 0) {
@@ -198,22 +211,25 @@ __global__ void __launch_bounds__(kThreads, 1) forward(const Arguments a) {
     produce(s, a, count, thread);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-    if (group == 1) consume<0>(s, a, count, thread - kGroup);
-    else consume<1>(s, a, count, thread - 2 * kGroup);
+    if (group == 1) consume<0, kDk>(s, a, count, thread - kGroup);
+    else consume<1, kDk>(s, a, count, thread - 2 * kGroup);
   }
 }
 
 }  // namespace
 
-void sparse_attention_forward_hopper(const SparseAttentionForward& f) {
-  constexpr size_t kShared = sizeof(Shared) + 1024 <= 232448 ? sizeof(Shared) + 1024 : 232448;
-  static_assert(sizeof(Shared) <= 232448);
-  const Arguments a{f.q.data<bf16>(), f.kv.data<bf16>(), f.selection.indices.i32(), f.selection.counts.i32(), f.out.data<bf16>(), f.lse.f32(),
+template <int kDk>
+static void launch_forward(const SparseAttentionForward& f) {
+  constexpr size_t kShared = sizeof(Shared<kDk>) + 1024 <= 232448 ? sizeof(Shared<kDk>) + 1024 : 232448;
+  static_assert(sizeof(Shared<kDk>) <= 232448);
+  const Arguments a{f.q.data<bf16>(), f.kv.data<bf16>(), f.selection.indices.i32(), f.selection.counts.i32(), f.sink.defined() ? f.sink.f32() : nullptr, f.out.data<bf16>(), f.lse.f32(),
                     f.kv.stride(0), static_cast<int>(f.q.size(1)), static_cast<int>(f.selection.indices.size(1)), f.scale * 1.4426950408889634f};
-  const cudaError_t status = cudaFuncSetAttribute(forward, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
+  const cudaError_t status = cudaFuncSetAttribute(forward<kDk>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
   HYSCALE_CHECK(status == cudaSuccess, kShared, " bytes of shared memory: ", cudaGetErrorString(status));
-  forward<<<static_cast<unsigned>(f.q.size(0)), kThreads, kShared, static_cast<cudaStream_t>(f.stream.handle)>>>(a);
+  forward<kDk><<<static_cast<unsigned>(f.q.size(0)), kThreads, kShared, static_cast<cudaStream_t>(f.stream.handle)>>>(a);
   check_attention_launch("sparse_attention_forward_hopper");
 }
+
+void sparse_attention_forward_hopper(const SparseAttentionForward& f) { f.q.size(2) == 576 ? launch_forward<576>(f) : launch_forward<512>(f); }
 
 }  // namespace hyscale

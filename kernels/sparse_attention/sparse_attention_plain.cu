@@ -29,7 +29,7 @@ __device__ float dot(const bf16* a, const bf16* b, int n) {
 }
 
 // One block per (head, query): logits [k] in shared memory.
-__global__ void forward(const bf16* q, const bf16* kv, const int32_t* indices, const int32_t* counts, bf16* out, float* lse, Shape3 s) {
+__global__ void forward(const bf16* q, const bf16* kv, const int32_t* indices, const int32_t* counts, const float* sink, bf16* out, float* lse, Shape3 s) {
   extern __shared__ float weights[];
   __shared__ float total;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -42,14 +42,15 @@ __global__ void forward(const bf16* q, const bf16* kv, const int32_t* indices, c
   }
   __syncthreads();
   if (warp == 0) {
-    float most = -INFINITY, sum = 0;
+    const float sink_logit = sink ? sink[row % s.heads] : -INFINITY;
+    float most = sink_logit, sum = 0;
     for (int j = lane; j < count; j += 32) most = fmaxf(most, weights[j]);
     for (int offset = 16; offset; offset /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, offset));
     for (int j = lane; j < count; j += 32) sum += weights[j] = expf(weights[j] - most);
-    sum = warp_sum(sum);
+    sum = warp_sum(sum) + (sink ? expf(sink_logit - most) : 0.f);
     if (lane == 0) {
       total = sum;
-      lse[row] = count ? most + logf(sum) : -INFINITY;
+      lse[row] = count ? most + logf(sum) : sink_logit;
     }
   }
   __syncthreads();
@@ -127,6 +128,31 @@ __global__ void backward_rows(const bf16* q, const bf16* kv, const int32_t* indi
   }
 }
 
+// One block per (head, run of queries): that part of dsink[head], which one thread per head adds up afterwards.
+constexpr int kSinkRuns = 64;
+__global__ void sink_gradient(const bf16* out, const bf16* dout, const float* lse, const float* sink, float* parts, Shape3 s) {
+  __shared__ float sums[kWarps];
+  const int warp = static_cast<int>(threadIdx.x) / 32, head = static_cast<int>(blockIdx.x);
+  const int64_t run = (s.queries + kSinkRuns - 1) / kSinkRuns, first = blockIdx.y * run, last = min(first + run, s.queries);
+  float sum = 0;
+  for (int64_t t = first + warp; t < last; t += kWarps) {
+    const int64_t row = t * s.heads + head;
+    sum -= dot(dout + row * s.dv, out + row * s.dv, s.dv) * expf(sink[head] - lse[row]);
+  }
+  if (threadIdx.x % 32 == 0) sums[warp] = sum;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int w = 1; w < kWarps; ++w) sum += sums[w];
+  parts[blockIdx.y * s.heads + head] = sum;
+}
+__global__ void add_sink_parts(const float* parts, float* dsink, int heads) {
+  const int head = static_cast<int>(threadIdx.x);
+  if (head >= heads) return;
+  float sum = 0;
+  for (int r = 0; r < kSinkRuns; ++r) sum += parts[r * heads + head];
+  dsink[head] += sum;
+}
+
 // maxima: {max |q|, max norm of q rows, the same of dout, the same of kv}. |out| is at most the largest |v|, so
 // |dlogit| <= 2 scale P |dout| |v|, and a row gets at most heads * (2 scale |dout| |v| max |q| + max |dout|) from a query.
 __global__ void choose_unit(const float* maxima, float scale, int heads, int64_t queries, FixedUnit* unit) {
@@ -165,7 +191,7 @@ void sparse_attention_forward_plain(const SparseAttentionForward& a) {
   const size_t shared = shared_of_keys(s.k);
   allow_shared(forward, shared);
   forward<<<static_cast<unsigned>(s.queries * s.heads), kThreads, shared, static_cast<cudaStream_t>(a.stream.handle)>>>(
-      a.q.data<bf16>(), a.kv.data<bf16>(), a.selection.indices.i32(), a.selection.counts.i32(), a.out.data<bf16>(), a.lse.f32(), s);
+      a.q.data<bf16>(), a.kv.data<bf16>(), a.selection.indices.i32(), a.selection.counts.i32(), a.sink.defined() ? a.sink.f32() : nullptr, a.out.data<bf16>(), a.lse.f32(), s);
   check_attention_launch("sparse_attention_forward_plain");
 }
 
@@ -199,7 +225,8 @@ void sparse_attention_forward_cuda(const SparseAttentionForward& a) {
 }
 
 size_t sparse_attention_backward_cuda_workspace_bytes(const SparseAttentionBackward& a) {
-  return a.deterministic ? 512 + aligned_bytes(static_cast<size_t>(a.kv.elements()) * 8) : 0;
+  const size_t sink = a.dsink.defined() ? aligned_bytes(static_cast<size_t>(kSinkRuns * a.q.size(1)) * 4) : 0;
+  return sink + (a.deterministic ? 512 + aligned_bytes(static_cast<size_t>(a.kv.elements()) * 8) : 0);
 }
 
 void sparse_attention_backward_cuda(const SparseAttentionBackward& a) {
@@ -207,12 +234,20 @@ void sparse_attention_backward_cuda(const SparseAttentionBackward& a) {
   if (a.q.size(0) == 0) return;
   const bool fast = sparse_attention_fits_hopper(a.q, a.kv, a.out) && a.dkv.stride(0) % 4 == 0;
   const auto run = [&](FixedRowSums fixed) { fast ? sparse_attention_backward_hopper(a, fixed) : sparse_attention_backward_plain(a, fixed); };
-  if (!a.deterministic) return run({});
   const auto stream = static_cast<cudaStream_t>(a.stream.handle);
+  Workspace workspace(a.workspace);
+  if (a.dsink.defined()) {
+    const int heads = static_cast<int>(a.q.size(1));
+    float* parts = workspace.take<float>(kSinkRuns * heads);
+    sink_gradient<<<dim3(static_cast<unsigned>(heads), kSinkRuns), kThreads, 0, stream>>>(a.out.data<bf16>(), a.dout.data<bf16>(), a.lse.f32(), a.sink.f32(), parts,
+                                                                                          shape_of(a.q, a.kv, a.out, a.selection, a.scale));
+    add_sink_parts<<<1, 128, 0, stream>>>(parts, a.dsink.f32(), heads);
+    check_attention_launch("sparse_attention sink gradient");
+  }
+  if (!a.deterministic) return run({});
   constexpr int kGrid = 1024;
   const int64_t rows = a.kv.size(0), query_rows = a.q.size(0) * a.q.size(1);
   const int dk = static_cast<int>(a.q.size(2)), dv = static_cast<int>(a.out.size(2));
-  Workspace workspace(a.workspace);
   float* maxima = workspace.take<float>(6);
   FixedUnit* unit = workspace.take<FixedUnit>(1);
   auto* sums = workspace.take<long long>(a.kv.elements());

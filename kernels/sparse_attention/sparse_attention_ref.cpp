@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "kernels/common/op.h"
+#include "kernels/common/rows.h"
 #include "kernels/common/scatter.h"
 
 namespace hyscale {
@@ -27,13 +28,15 @@ void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, con
               static_cast<int>(k), alpha, a, static_cast<int>(lda), b, static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
 }
 
-// logits[h, j] -> probabilities; returns nothing but the log sums in lse.
-void softmax_rows(float* logits, int64_t heads, int64_t count, float* lse) {
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+// logits[h, j] -> probabilities; returns nothing but the log sums in lse. sink: f32 [heads], or null.
+void softmax_rows(float* logits, int64_t heads, int64_t count, const float* sink, float* lse) {
   for (int64_t h = 0; h < heads; ++h) {
     float* l = logits + h * count;
-    float top = -std::numeric_limits<float>::infinity();
+    float top = sink ? sink[h] : kNothing;
     for (int64_t j = 0; j < count; ++j) top = std::max(top, l[j]);
-    double sum = 0;
+    double sum = sink ? std::exp(double{sink[h]} - top) : 0;
     for (int64_t j = 0; j < count; ++j) sum += static_cast<double>(l[j] = std::exp(l[j] - top));
     const float inverse = static_cast<float>(1 / sum);
     for (int64_t j = 0; j < count; ++j) l[j] *= inverse;
@@ -109,12 +112,15 @@ void sparse_attention_forward_ref(const SparseAttentionForward& a) {
     float *out = a.out.f32() + t * n.heads * n.dv, *lse = a.lse.f32() + t * n.heads;
     if (count == 0) {
       std::fill_n(out, n.heads * n.dv, 0.0f);
-      std::fill_n(lse, n.heads, -std::numeric_limits<float>::infinity());
+      if (a.sink.defined())
+        std::copy_n(a.sink.f32(), n.heads, lse);
+      else
+        std::fill_n(lse, n.heads, kNothing);
       continue;
     }
     gather_selected(s.rows, a.kv, a.selection.indices.i32() + t * n.k, count);
     product(false, true, n.heads, count, n.dk, a.scale, a.q.f32() + t * n.heads * n.dk, n.dk, s.rows, n.dk, 0, s.p, count);
-    softmax_rows(s.p, n.heads, count, lse);
+    softmax_rows(s.p, n.heads, count, a.sink.defined() ? a.sink.f32() : nullptr, lse);
     product(false, false, n.heads, n.dv, count, 1, s.p, count, s.rows, n.dk, 0, out, n.dv);
   }
 }
@@ -135,6 +141,13 @@ void sparse_attention_backward_ref(const SparseAttentionBackward& a) {
     for (int64_t t = first; t < last; ++t) backward_query(a, n, t, shared.of_thread(), contributions + (t - first) * n.k * n.dk);
     scatter_add_rows(a.dkv, contributions, a.selection, first, last);
   }
+  if (a.dsink.defined())
+    add_column_sums(a.dsink.f32(), n.queries, n.heads, [&](int64_t t, int64_t h) {
+      const float *out = a.out.f32() + (t * n.heads + h) * n.dv, *dout = a.dout.f32() + (t * n.heads + h) * n.dv;
+      double delta = 0;
+      for (int64_t d = 0; d < n.dv; ++d) delta += double{dout[d]} * out[d];
+      return -delta * std::exp(double{a.sink.f32()[h]} - a.lse.f32()[t * n.heads + h]);
+    });
 }
 
 size_t sparse_attention_backward_ref_workspace_bytes(const SparseAttentionBackward& a) {

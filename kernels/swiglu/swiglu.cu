@@ -7,7 +7,7 @@ namespace {
 constexpr int kThreads = 256;
 
 template <typename T, int kWidth>
-__global__ void swiglu_kernel(const T* __restrict__ gate_up, T* __restrict__ y, int64_t rows, int64_t width) {
+__global__ void swiglu_kernel(const T* __restrict__ gate_up, T* __restrict__ y, int64_t rows, int64_t width, float limit) {
   const int64_t packs = rows * width / kWidth;
   for (int64_t p = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; p < packs; p += static_cast<int64_t>(gridDim.x) * kThreads) {
     const int64_t row = p * kWidth / width, c = p * kWidth % width;
@@ -15,14 +15,17 @@ __global__ void swiglu_kernel(const T* __restrict__ gate_up, T* __restrict__ y, 
     load_pack(gate_up + row * 2 * width + c, g);
     load_pack(gate_up + row * 2 * width + width + c, u);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) g[i] = g[i] / (1 + __expf(-g[i])) * u[i];
+    for (int i = 0; i < kWidth; ++i) {
+      const float gate = fminf(g[i], limit), up = fminf(fmaxf(u[i], -limit), limit);
+      g[i] = gate / (1 + __expf(-gate)) * up;
+    }
     store_pack(y + row * width + c, g);
   }
 }
 
 // dgate_up may be the memory of gate_up.
 template <typename T, int kWidth>
-__global__ void swiglu_backward_kernel(const T* gate_up, const T* __restrict__ dy, T* dgate_up, int64_t rows, int64_t width) {
+__global__ void swiglu_backward_kernel(const T* gate_up, const T* __restrict__ dy, T* dgate_up, int64_t rows, int64_t width, float limit) {
   const int64_t packs = rows * width / kWidth;
   for (int64_t p = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; p < packs; p += static_cast<int64_t>(gridDim.x) * kThreads) {
     const int64_t row = p * kWidth / width, c = p * kWidth % width, gate_at = row * 2 * width + c, up_at = gate_at + width;
@@ -32,9 +35,9 @@ __global__ void swiglu_backward_kernel(const T* gate_up, const T* __restrict__ d
     load_pack(dy + row * width + c, d);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      const float s = 1 / (1 + __expf(-g[i])), gate = g[i];
-      g[i] = d[i] * u[i] * s * (1 + gate * (1 - s));
-      u[i] = d[i] * gate * s;
+      const float gate = fminf(g[i], limit), up = fminf(fmaxf(u[i], -limit), limit), s = 1 / (1 + __expf(-gate));
+      g[i] = g[i] <= limit ? d[i] * up * s * (1 + gate * (1 - s)) : 0;
+      u[i] = fabsf(u[i]) <= limit ? d[i] * gate * s : 0;
     }
     store_pack(dgate_up + gate_at, g);
     store_pack(dgate_up + up_at, u);
@@ -50,7 +53,7 @@ void swiglu_cuda(const Swiglu& s) {
     using T = decltype(type);
     const int pack = common_pack(width, s.gate_up, s.y);
     const auto launch = [&](auto kernel) {
-      kernel<<<grid_for(rows * width / pack, kThreads, 132 * 16), kThreads, 0, stream_of(s.stream)>>>(s.gate_up.data<T>(), s.y.data<T>(), rows, width);
+      kernel<<<grid_for(rows * width / pack, kThreads, 132 * 16), kThreads, 0, stream_of(s.stream)>>>(s.gate_up.data<T>(), s.y.data<T>(), rows, width, s.limit);
     };
     pack == 8 ? launch(swiglu_kernel<T, 8>) : launch(swiglu_kernel<T, 1>);
   });
@@ -65,7 +68,7 @@ void swiglu_backward_cuda(const SwigluBackward& s) {
     const int pack = common_pack(width, s.gate_up, s.dy, s.dgate_up);
     const auto launch = [&](auto kernel) {
       kernel<<<grid_for(rows * width / pack, kThreads, 132 * 16), kThreads, 0, stream_of(s.stream)>>>(s.gate_up.data<T>(), s.dy.data<T>(), s.dgate_up.data<T>(), rows,
-                                                                                                      width);
+                                                                                                      width, s.limit);
     };
     pack == 8 ? launch(swiglu_backward_kernel<T, 8>) : launch(swiglu_backward_kernel<T, 1>);
   });

@@ -33,7 +33,7 @@ GlmModel::GlmModel(const nlohmann::json& hf_config, const std::string& path, con
   norm_ = &store_.add(norm_weight("model.norm.weight", hidden));
   lm_head_ = &store_.add({.name = "lm_head.weight", .shape = {config_.vocab_size, hidden}});
   if (!options.mtp) return;
-  mtp_.emplace(store_, concat("model.layers.", config_.num_layers, "."), config_, options.mtp_depths, num_slots_, *embedding_, *lm_head_);
+  mtp_.emplace(store_, mtp_prefix(), config_, options.mtp_depths, num_slots_, *embedding_, *lm_head_);
   num_slots_ += options.mtp_depths;
   moe_layers_.push_back(mtp_->moe());
 }
@@ -193,9 +193,8 @@ void GlmModel::after_step(bool applied, Stream stream) {
 
 int64_t GlmModel::num_active_elements() const {
   int64_t active = 0;
-  const std::string mtp_prefix = concat("model.layers.", config_.num_layers, ".");
   for (const Parameter& p : store_.all()) {
-    if (&p == embedding_ || p.name.starts_with(mtp_prefix)) continue;
+    if (&p == embedding_ || p.name.starts_with(mtp_prefix())) continue;
     const int64_t n = p.whole_elements();
     active += p.expert ? n / config_.moe.num_experts * config_.moe.rule.k : n;
   }

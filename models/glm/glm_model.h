@@ -17,7 +17,8 @@ class GlmModel : public Model {
   ParameterStore& parameters() override { return store_; }
   int num_selecting_layers() const override { return num_slots_; }
   int64_t vocabulary_size() const override { return config_.vocab_size; }
-  int mtp_depths() const override { return mtp_ ? mtp_->depths() : 0; }
+  SequenceNeeds sequence_needs() const override { return {mtp_ ? mtp_->depths() : 0, {}}; }
+  std::string mtp_prefix() const override { return concat("model.layers.", config_.num_layers, "."); }
   int64_t num_active_elements() const override;
   ForwardFlops forward_flops(int64_t document_tokens) const override;
   float initializer_range() const override { return config_.initializer_range; }

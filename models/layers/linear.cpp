@@ -6,11 +6,11 @@
 namespace hyscale {
 namespace {
 
-Tensor widened(Context& ctx, const Tensor& x, DType to) {
+Tensor converted(Context& ctx, const Tensor& x, DType to) {
   if (x.dtype() == to) return x;
-  const Tensor wide = ctx.scratch->allocate(to, x.shape());
-  cast(wide, x, ctx.stream);
-  return wide;
+  const Tensor y = ctx.scratch->allocate(to, x.shape());
+  cast(y, x, ctx.stream);
+  return y;
 }
 
 }  // namespace
@@ -24,16 +24,16 @@ void scratch_gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& 
 
 void linear(Context& ctx, const Tensor& x, const Parameter& w, const Tensor& y) {
   const ArenaScope scope(*ctx.scratch);
-  scratch_gemm(ctx, widened(ctx, x, w.value.dtype()), w.value, y, false, true);
+  scratch_gemm(ctx, converted(ctx, x, w.value.dtype()), w.value, y, false, true);
 }
 
 void linear_dgrad(Context& ctx, const Tensor& dy, const Parameter& w, const Tensor& dx, bool accumulate) {
   const ArenaScope scope(*ctx.scratch);
   if (dx.dtype() == w.value.dtype() || !accumulate)
-    return scratch_gemm(ctx, widened(ctx, dy, w.value.dtype()), w.value, dx, false, false, 1, accumulate ? 1 : 0);
+    return scratch_gemm(ctx, converted(ctx, dy, w.value.dtype()), w.value, dx, false, false, 1, accumulate ? 1 : 0);
   // f32 product added to narrower memory.
   const Tensor product = ctx.scratch->allocate(w.value.dtype(), dx.shape()), narrow = ctx.scratch->allocate(dx.dtype(), dx.shape());
-  scratch_gemm(ctx, widened(ctx, dy, w.value.dtype()), w.value, product, false, false);
+  scratch_gemm(ctx, converted(ctx, dy, w.value.dtype()), w.value, product, false, false);
   cast(narrow, product, ctx.stream);
   add(dx, dx, narrow, ctx.stream);
 }
@@ -41,8 +41,10 @@ void linear_dgrad(Context& ctx, const Tensor& dy, const Parameter& w, const Tens
 void linear_wgrad(Context& ctx, const Tensor& dy, const Tensor& x, const Parameter& w, float alpha) {
   const ArenaScope scope(*ctx.scratch);
   const DType wide = dy.dtype() == x.dtype() ? dy.dtype() : DType::f32;
-  scratch_gemm(ctx, widened(ctx, dy, wide), widened(ctx, x, wide), w.grad, true, false, alpha, 1);
+  scratch_gemm(ctx, converted(ctx, dy, wide), converted(ctx, x, wide), w.grad, true, false, alpha, 1);
 }
+
+Tensor narrowed(Context& ctx, const Tensor& x) { return converted(ctx, x, ctx.activation); }
 
 Tensor heads_first(const Tensor& x) {
   return Tensor(x.raw(), x.dtype(), x.device(), {x.size(1), x.size(0), x.size(2)}, {x.stride(1), x.stride(0), x.stride(2)});

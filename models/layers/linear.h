@@ -15,6 +15,9 @@ void linear_wgrad(Context&, const Tensor& dy, const Tensor& x, const Parameter& 
 // gemm() with its workspace taken from the scratch arena.
 void scratch_gemm(Context&, const Tensor& a, const Tensor& b, const Tensor& c, bool transpose_a, bool transpose_b, float alpha = 1, float beta = 0);
 
+// x itself where it is of the activation's dtype, else a copy in the scratch arena that is.
+Tensor narrowed(Context&, const Tensor& x);
+
 // [T, H * d] or [T, H, d] seen as one matrix per head: [H, T, d].
 Tensor heads_first(const Tensor& x_thd);
 

@@ -126,11 +126,7 @@ void Mla::backward_latents(Context& ctx, const Tensor& dq, const Tensor& dkv, co
   linear_wgrad(ctx, dc_q, s.u, q_a_);
   linear_dgrad(ctx, dc_q, q_a_, du);
 
-  Tensor dkv_raw = dkv;
-  if (ctx.activation != DType::f32) {
-    dkv_raw = ctx.scratch->allocate(ctx.activation, dkv.shape());
-    cast(dkv_raw, dkv, ctx.stream);
-  }
+  const Tensor dkv_raw = narrowed(ctx, dkv);
   rotate(ctx, one_head(dkv_raw.slice(1, c.kv_rank, width)), inv_freq, true);
   norm_backward(s.kv_raw.slice(1, 0, c.kv_rank), kv_norm_, s.kv_rstd, dkv_raw.slice(1, 0, c.kv_rank));
   linear_wgrad(ctx, dkv_raw, s.u, kv_a_);

@@ -1,14 +1,21 @@
-// SwiGLU feed-forward: y = W_down (silu(W_gate x) * W_up x). Gate and up are one matrix product.
+// SwiGLU feed-forward: y = W_down (silu(W_gate x) * W_up x), with the limit of kernels/swiglu where there is one. Gate and up
+// are one matrix product.
 #pragma once
+#include "kernels/swiglu/swiglu.h"
 #include "models/context.h"
 #include "models/parameter_store.h"
 
 namespace hyscale {
 
+// How a family calls the three matrices in files; ".weight" follows.
+struct MlpNames {
+  std::string gate = "gate_proj", up = "up_proj", down = "down_proj";
+};
+
 class Mlp {
  public:
-  // Hugging Face names: prefix + gate_proj.weight, up_proj.weight [I, C], down_proj.weight [C, I].
-  Mlp(ParameterStore&, const std::string& prefix, int64_t hidden_size, int64_t intermediate_size);
+  // Hugging Face names: prefix + gate.weight, up.weight [I, C], down.weight [C, I], by the names given.
+  Mlp(ParameterStore&, const std::string& prefix, int64_t hidden_size, int64_t intermediate_size, const MlpNames& = {}, float limit = kNoLimit);
 
   struct Saved {
     Tensor x;        // [T, C], the caller's
@@ -20,6 +27,7 @@ class Mlp {
 
  private:
   Parameter &gate_up_, &down_;
+  float limit_;
 };
 
 }  // namespace hyscale

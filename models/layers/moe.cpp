@@ -1,7 +1,6 @@
 #include "models/layers/moe.h"
 
 #include "kernels/gemm/grouped_gemm.h"
-#include "kernels/swiglu/swiglu.h"
 #include "core/memory.h"
 #include "models/layers/linear.h"
 #include "models/routing_store.h"
@@ -20,8 +19,8 @@ Parameter expert_gate_up(const std::string& prefix, const MoeConfig& c) {
   Parameter p = experts(prefix + "experts.gate_up_proj", c, 2 * i, h);
   for (int64_t n = 0; n < c.num_experts; ++n) {
     const std::string name = concat(prefix, "experts.", n, ".");
-    p.hf.push_back({name + "gate_proj.weight", {i, h}, 2 * n * i * h});
-    p.hf.push_back({name + "up_proj.weight", {i, h}, (2 * n + 1) * i * h});
+    p.hf.push_back({name + c.names.gate + ".weight", {i, h}, 2 * n * i * h});
+    p.hf.push_back({name + c.names.up + ".weight", {i, h}, (2 * n + 1) * i * h});
   }
   return p;
 }
@@ -29,8 +28,21 @@ Parameter expert_gate_up(const std::string& prefix, const MoeConfig& c) {
 Parameter expert_down(const std::string& prefix, const MoeConfig& c) {
   const int64_t i = c.intermediate_size, h = c.hidden_size;
   Parameter p = experts(prefix + "experts.down_proj", c, h, i);
-  for (int64_t n = 0; n < c.num_experts; ++n) p.hf.push_back({concat(prefix, "experts.", n, ".down_proj.weight"), {h, i}, n * i * h});
+  for (int64_t n = 0; n < c.num_experts; ++n) p.hf.push_back({concat(prefix, "experts.", n, ".", c.names.down, ".weight"), {h, i}, n * i * h});
   return p;
+}
+
+Parameter expert_bias(const std::string& prefix, const MoeConfig& c) {
+  return {.name = prefix + "gate." + c.bias_name, .shape = {c.num_experts}, .group = ParameterGroup::buffer, .init = Init::zeros, .fp32 = true, .weight_decay = false};
+}
+
+// The experts of every token; a new model spreads them evenly, K neighbours each.
+Parameter expert_table(const std::string& prefix, const MoeConfig& c) {
+  const auto spread = [k = c.rule.k, experts = c.num_experts](int64_t element) {
+    return static_cast<float>((element / k * k + element % k) % experts);
+  };
+  return {.name = prefix + "gate.tid2eid", .shape = {c.hash_vocabulary, c.rule.k}, .group = ParameterGroup::buffer, .init = Init::formula, .fp32 = true,
+          .weight_decay = false, .integer = true, .formula = spread};
 }
 
 const MoeConfig& checked(const MoeConfig& c) {
@@ -44,23 +56,28 @@ const MoeConfig& checked(const MoeConfig& c) {
 Moe::Moe(ParameterStore& store, const std::string& prefix, const MoeConfig& c)
     : config_(checked(c)),
       gate_(store.add({.name = prefix + "gate.weight", .shape = {c.num_experts, c.hidden_size}, .fp32 = true})),
-      bias_(store.add({.name = prefix + "gate.e_score_correction_bias",
-                       .shape = {c.num_experts},
-                       .group = ParameterGroup::buffer,
-                       .init = Init::zeros,
-                       .fp32 = true,
-                       .weight_decay = false})),
+      selector_(store.add(c.hash_vocabulary > 0 ? expert_table(prefix, c) : expert_bias(prefix, c))),
       gate_up_(store.add(expert_gate_up(prefix, c))),
       down_(store.add(expert_down(prefix, c))) {
-  if (c.num_shared_experts > 0) shared_.emplace(store, prefix + "shared_experts.", c.hidden_size, c.num_shared_experts * c.intermediate_size);
+  if (c.num_shared_experts > 0) shared_.emplace(store, prefix + "shared_experts.", c.hidden_size, c.num_shared_experts * c.intermediate_size, c.names, c.limit);
+}
+
+void Moe::update_bias(float rate, Stream stream) {
+  if (hashed())
+    zero(counts_, stream);
+  else
+    router_bias_update(selector_.value, counts_, rate, stream);
 }
 
 void Moe::route(Context& ctx, Pass pass, Saved& s) {
-  const bool given = ctx.routing && ctx.routing->replay;
-  if (given) copy(s.experts, ctx.routing->experts.at(number_), ctx.stream);
+  const bool replayed = ctx.routing && ctx.routing->replay;
+  if (replayed)
+    copy(s.experts, ctx.routing->experts.at(number_), ctx.stream);
+  else if (hashed())
+    hash_route({ctx.sequence->tokens, selector_.value, s.experts, ctx.stream});
   // Loads are counted once per real forward: recompute and evaluation do not count.
-  router({config_.rule, s.logits, bias_.value, s.experts, s.weights, pass == Pass::forward ? counts_ : Tensor(), ctx.stream, given});
-  if (ctx.routing && !given && pass != Pass::recompute) copy(ctx.routing->experts.at(number_), s.experts, ctx.stream);
+  router({config_.rule, s.logits, hashed() ? Tensor() : selector_.value, s.experts, s.weights, pass == Pass::forward ? counts_ : Tensor(), ctx.stream, replayed || hashed()});
+  if (ctx.routing && !replayed && pass != Pass::recompute) copy(ctx.routing->experts.at(number_), s.experts, ctx.stream);
 }
 
 void Moe::forward(Context& ctx, Pass pass, const Tensor& x, const Tensor& y, Saved& s) {
@@ -87,7 +104,7 @@ void Moe::forward(Context& ctx, Pass pass, const Tensor& x, const Tensor& y, Sav
   s.gate_up = ctx.saved->allocate(ctx.activation, {rows.size(0), gate_up_.shape[1]});
   grouped_gemm_forward({rows, gate_up_.value, s.gate_up, s.expert_offsets, ctx.stream});
   const Tensor act = ctx.scratch->allocate(ctx.activation, {rows.size(0), config_.intermediate_size});
-  swiglu({s.gate_up, act, ctx.stream});
+  swiglu({s.gate_up, act, ctx.stream, config_.limit});
   const Tensor out = shared_out() ? ctx.scratch->allocate(ctx.activation, rows.shape()) : s.rows_out;
   grouped_gemm_forward({act, down_.value, out, s.expert_offsets, ctx.stream});
   if (shared_out()) collect_rows(ctx, s.exchange, out, s.rows_out);
@@ -112,11 +129,11 @@ void Moe::backward(Context& ctx, const Tensor& dy, const Tensor& dx, const Saved
     const ArenaScope inner(*ctx.scratch);
     const Tensor drows = expert_rows(ctx, sorted, s.exchange);
     const Tensor act = ctx.scratch->allocate(ctx.activation, {s.gate_up.size(0), config_.intermediate_size});
-    swiglu({s.gate_up, act, ctx.stream});
+    swiglu({s.gate_up, act, ctx.stream, config_.limit});
     grouped_gemm_wgrad({act, down_.grad, drows, s.expert_offsets, ctx.stream});
     grouped_gemm_dgrad({act, down_.value, drows, s.expert_offsets, ctx.stream});
     const Tensor dgate_up = ctx.scratch->allocate(ctx.activation, s.gate_up.shape());
-    swiglu_backward({s.gate_up, act, dgate_up, ctx.stream});
+    swiglu_backward({s.gate_up, act, dgate_up, ctx.stream, config_.limit});
     gather_rows(sorted, s.x, s.order, ctx.stream);  // the experts' inputs once more; their gradients have been used
     const Tensor rows = expert_rows(ctx, sorted, s.exchange);
     grouped_gemm_wgrad({rows, gate_up_.grad, dgate_up, s.expert_offsets, ctx.stream});
@@ -135,10 +152,10 @@ void Moe::backward_router(Context& ctx, const Tensor& dweights, const Tensor& dx
   if (ctx.scales.balance > 0) {
     const PackedSequence& q = *ctx.sequence;
     const Tensor counts = ctx.scratch->allocate_zeroed(DType::i64, {q.document_tokens.size(0), config_.num_experts}, ctx.stream);
-    balance_counts({config_.rule.k, s.logits, q.document_starts, q.document_ids, counts, ctx.stream});
+    balance_counts({config_.rule.k, s.logits, q.document_starts, q.document_ids, counts, ctx.stream, config_.rule.score});
     if (ctx.ring) ctx.ring->group().all_reduce(counts, ReduceOp::sum, ctx.stream);
     BalanceLoss balance{config_.rule.k, s.logits, q.document_starts, q.document_ids, q.document_tokens, counts, static_cast<float>(ctx.scales.balance), ctx.sums->balance, dlogits,
-                        {}, ctx.stream};
+                        {}, ctx.stream, config_.rule.score};
     balance.workspace = workspace(ctx, balance_loss_workspace_bytes(balance));
     balance_loss(balance);
   }

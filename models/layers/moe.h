@@ -1,4 +1,5 @@
-// Mixture of experts: sigmoid router with selection bias, dropless experts as grouped products, shared experts.
+// Mixture of experts: a router with selection bias, or experts by a table of the tokens (hash routing, whose gate gives the
+// weights alone); dropless experts as grouped products; shared experts.
 //   y = sum over chosen e of g_e F_e(x) + F_shared(x)
 #pragma once
 #include <optional>
@@ -13,19 +14,24 @@ struct MoeConfig {
   int64_t hidden_size = 0, intermediate_size = 0;  // of one expert
   int64_t num_experts = 0, num_shared_experts = 0;
   RouterRule rule;
+  float limit = kNoLimit;         // of the experts' SwiGLU
+  MlpNames names;
+  std::string bias_name = "e_score_correction_bias";
+  int64_t hash_vocabulary = 0;    // above 0: experts by token, from gate.tid2eid [hash_vocabulary, K]
   int expert_rank = 0, expert_ranks = 1;  // this rank's place among those that share out the experts
   int64_t local_experts() const { return num_experts / expert_ranks; }
 };
 
 class Moe {
  public:
-  // Throws UserError when expert_ranks does not divide num_experts. Hugging Face names: prefix + gate.weight, gate.e_score_correction_bias, experts.E.{gate,up,down}_proj.weight,
-  // shared_experts.*. Experts are packed: gate and up as one [E, 2 I, C], down as [E, C, I].
+  // Throws UserError when expert_ranks does not divide num_experts. Hugging Face names: prefix + gate.weight, gate.BIAS_NAME or gate.tid2eid,
+  // experts.E.{gate,up,down}.weight by `names`, shared_experts.*. Experts are packed: gate and up as one [E, 2 I, C], down as [E, C, I].
   Moe(ParameterStore&, const std::string& prefix, const MoeConfig&);
 
   // This layer's number among the model's MoE layers, and where its expert loads are counted, i64 [E] (training forwards only).
   void bind(size_t number, const Tensor& counts) { number_ = number, counts_ = counts; }
-  void update_bias(float rate, Stream stream) { router_bias_update(bias_.value, counts_, rate, stream); }
+  // After a step; counts restart at 0. Without a bias only that.
+  void update_bias(float rate, Stream);
 
   struct Saved {
     Tensor x, logits, experts, weights;  // [T, C], f32 [T, E], i32 [T, K], f32 [T, K]
@@ -39,13 +45,15 @@ class Moe {
   void backward(Context&, const Tensor& dy, const Tensor& dx, const Saved&);
 
  private:
+  bool hashed() const { return config_.hash_vocabulary > 0; }
   bool shared_out() const { return config_.expert_ranks > 1; }
   Tensor expert_rows(Context&, const Tensor& rows, const ExpertExchange&) const;
   void route(Context&, Pass, Saved&);
   void backward_router(Context&, const Tensor& dweights, const Tensor& dx, const Saved&);
 
   MoeConfig config_;
-  Parameter &gate_, &bias_, &gate_up_, &down_;
+  Parameter &gate_, &selector_;  // selector: the bias, or the table of tokens
+  Parameter &gate_up_, &down_;
   std::optional<Mlp> shared_;
   size_t number_ = 0;
   Tensor counts_;

@@ -59,7 +59,7 @@ class LayerProblem {
     const HostSequence host = make_host_sequence(std::vector<int32_t>(static_cast<size_t>(tokens)), std::vector<int32_t>(static_cast<size_t>(tokens), -1),
                                                  {0, static_cast<int32_t>(tokens)});
     const auto segments = ring_.layout().segments(0);
-    sequence_ = to_device(host, segments, 0, inputs_, {});
+    sequence_ = to_device(host, segments, {}, inputs_, {});
     for (const TokenRange& s : segments) visible_.insert(visible_.end(), host.key_end.begin() + s.begin, host.key_end.begin() + s.end);
     sums_ = {memory_.make(DType::f64, {1}, "losses"), memory_.make(DType::f64, {1}, "losses"), memory_.make(DType::f64, {1}, "losses"), memory_.make(DType::f64, {1}, "losses")};
     for (const Tensor& t : {sums_.lm, sums_.index, sums_.balance, sums_.mtp}) zero(t, {});

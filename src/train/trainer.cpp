@@ -72,7 +72,7 @@ Trainer::Trainer(const Config& config, const std::string& resume, Device device,
     check_same_model(checkpoint);
     load_weights(store, HfFolderReader(checkpoint + "/model"));
   } else if (!config_.model.weights.empty()) {
-    const std::string mtp_layer = model_->mtp_depths() == 0 ? concat("model.layers.", model_->hf_config().value("num_hidden_layers", 0), ".") : "";
+    const std::string mtp_layer = model_->mtp_depths() == 0 ? model_->mtp_prefix() : "";
     const int64_t skipped = load_weights(store, HfFolderReader(config_.model.weights), mtp_layer);
     if (skipped > 0) spdlog::warn("{} tensors of the MTP layer in {} are not used: model.mtp is false", skipped, config_.model.weights);
   } else {

@@ -21,8 +21,14 @@ void load_parameter(ParameterStore& store, Parameter& p, const HfFolderReader& f
     const SafetensorInfo& info = reader.info(piece.name);
     if (info.shape != dims_of(piece.shape))
       throw UserError(concat(reader.path(), ": tensor \"", piece.name, "\" has shape ", shape_text(info.shape), "; config.json asks for ", to_string(piece.shape)));
-    const std::vector<float> values = reader.read_f32(piece.name);
-    std::copy(values.begin(), values.end(), host.begin() + (piece.offset - p.first_element));
+    const auto place = host.begin() + (piece.offset - p.first_element);
+    if (p.integer) {
+      const std::vector<int64_t> values = reader.read_i64(piece.name);
+      std::transform(values.begin(), values.end(), place, [](int64_t v) { return static_cast<float>(v); });
+    } else {
+      const std::vector<float> values = reader.read_f32(piece.name);
+      std::copy(values.begin(), values.end(), place);
+    }
   }
   store.write_value(p, host.data());
 }
@@ -62,18 +68,32 @@ int64_t load_weights(ParameterStore& store, const HfFolderReader& folder, const 
 
 namespace {
 
-// The bytes of a contiguous tensor in the file's dtype, in host memory that stays theirs until they are written.
-std::shared_ptr<PinnedBuffer> copy_encoded(const Tensor& t, bool bf16, WriteQueue& queue) {
+// Types in files, the widest first, as the safetensors library orders tensors.
+enum class FileType : uint8_t { i64, f32, bf16 };
+constexpr FileType kFileTypes[] = {FileType::i64, FileType::f32, FileType::bf16};
+const char* name_of(FileType t) { return t == FileType::i64 ? "I64" : t == FileType::f32 ? "F32" : "BF16"; }
+size_t bytes_of(FileType t) { return t == FileType::i64 ? 8 : t == FileType::f32 ? 4 : 2; }
+
+FileType file_type(const Parameter& p, const std::string& dtype) {
+  if (p.integer) return FileType::i64;
+  return dtype == "bfloat16" && p.group != ParameterGroup::buffer ? FileType::bf16 : FileType::f32;
+}
+
+// The bytes of a contiguous tensor in the file's type, in host memory that stays theirs until they are written.
+std::shared_ptr<PinnedBuffer> copy_encoded(const Tensor& t, FileType type, WriteQueue& queue) {
   const size_t n = static_cast<size_t>(t.elements());
-  const std::shared_ptr<PinnedBuffer> bytes = queue.buffer(n * (bf16 ? 2 : 4));
-  if ((t.dtype() == DType::bf16) == bf16) {
+  const std::shared_ptr<PinnedBuffer> bytes = queue.buffer(n * bytes_of(type));
+  if (type != FileType::i64 && (t.dtype() == DType::bf16) == (type == FileType::bf16)) {
     copy_bytes(bytes->data(), Device{}, t.raw(), t.device(), t.bytes(), {});
     synchronize(t.device(), {});
     return bytes;
   }
   const std::vector<float> values = values_on_host(t);
-  if (bf16) std::transform(values.begin(), values.end(), static_cast<uint16_t*>(bytes->data()), float_to_bf16);
-  else std::copy(values.begin(), values.end(), static_cast<float*>(bytes->data()));
+  switch (type) {
+    case FileType::i64: std::copy(values.begin(), values.end(), static_cast<int64_t*>(bytes->data())); break;
+    case FileType::f32: std::copy(values.begin(), values.end(), static_cast<float*>(bytes->data())); break;
+    case FileType::bf16: std::transform(values.begin(), values.end(), static_cast<uint16_t*>(bytes->data()), float_to_bf16); break;
+  }
   return bytes;
 }
 
@@ -95,31 +115,30 @@ void save_weights(Model& model, ProcessGroups& groups, const std::string& folder
   struct Piece {
     const Parameter* parameter;
     const HfTensor* tensor;
-    bool bf16;
+    FileType type;
     int unit;  // where weights are gathered for the purpose; they are written in this order then
-    auto key() const { return std::tie(bf16, unit, tensor->name); }
+    auto key() const { return std::tie(type, unit, tensor->name); }
   };
-  // As the safetensors library orders them: the widest dtype first, then by name.
   std::vector<Piece> pieces;
   for (const Parameter& p : store.all()) {
     if (groups.place.expert_replica != 0 || (!p.expert && rank != 0)) continue;
     for (const HfTensor& t : p.hf)
-      if (p.holds(t)) pieces.push_back({&p, &t, dtype == "bfloat16" && p.group != ParameterGroup::buffer, store.gathers_weights() ? p.unit : 0});
+      if (p.holds(t)) pieces.push_back({&p, &t, file_type(p, dtype), store.gathers_weights() ? p.unit : 0});
   }
   std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.key() < b.key(); });
   std::vector<SafetensorsWriter::Entry> entries;
-  for (const Piece& p : pieces) entries.push_back({p.tensor->name, p.bf16 ? "BF16" : "F32", dims_of(p.tensor->shape)});
+  for (const Piece& p : pieces) entries.push_back({p.tensor->name, name_of(p.type), dims_of(p.tensor->shape)});
   const auto writer = std::make_shared<HfShardWriter>(folder, std::move(entries));
   number_shards(*writer, *groups.hosts);
   size_t next = 0;
-  for (const bool bf16 : {false, true})
+  for (const FileType type : kFileTypes)
     for (int unit = 0; unit < store.num_units(); ++unit) {
       store.open(unit, -1, {});
-      for (; next < pieces.size() && pieces[next].bf16 == bf16 && pieces[next].unit == unit; ++next) {
+      for (; next < pieces.size() && pieces[next].type == type && pieces[next].unit == unit; ++next) {
         const Piece& p = pieces[next];
         const int64_t at = p.tensor->offset - p.parameter->first_element, n = p.tensor->shape.elements();
-        const auto bytes = copy_encoded(p.parameter->value.view({-1}).slice(0, at, at + n), bf16, queue);
-        queue.push([writer, bytes, count = static_cast<size_t>(n) * (bf16 ? 2 : 4)] { writer->append(bytes->data(), count); });
+        const auto bytes = copy_encoded(p.parameter->value.view({-1}).slice(0, at, at + n), type, queue);
+        queue.push([writer, bytes, count = static_cast<size_t>(n) * bytes_of(type)] { writer->append(bytes->data(), count); });
       }
       store.close(unit);
     }

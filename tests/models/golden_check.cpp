@@ -63,12 +63,14 @@ std::vector<int32_t> golden_selection(const Case& c, size_t slot, int64_t& k) {
   const std::string name = concat("topk.", c.golden_layers[slot]);
   k = c.reference.info(name).shape.at(2);
   const std::vector<int64_t> stored = c.reference.read_i64(name);
+  // Keys of one row: tokens, or entries or blocks of several.
+  const int64_t keys = c.reference.info(concat("scores.", c.golden_layers[slot])).shape.at(2);
   std::vector<int32_t> indices(stored.size(), -1);
   for (int64_t q = 0; q < c.batch * c.tokens; ++q) {
     int64_t next = q * k;
     for (int64_t j = 0; j < k; ++j)
       if (stored[static_cast<size_t>(q * k + j)] >= 0)
-        indices[static_cast<size_t>(next++)] = static_cast<int32_t>(stored[static_cast<size_t>(q * k + j)] + q / c.tokens * c.tokens);
+        indices[static_cast<size_t>(next++)] = static_cast<int32_t>(stored[static_cast<size_t>(q * k + j)] + q / c.tokens * keys);
   }
   return indices;
 }

@@ -40,6 +40,17 @@ TEST(RmsNorm, ForwardAndBackwardMatchCentralDifferences) {
     }
 }
 
+TEST(RmsNorm, WithoutAWeightIsWithOnes) {
+  const HostTensor x = test::random({5, 8}, 1), dy = test::random({5, 8}, 2), ones = test::filled({8}, 1);
+  HostTensor y({5, 8}), y2({5, 8}), rstd({5}), dx({5, 8}), dx2({5, 8});
+  rms_norm({x, {}, 1e-5f, y, rstd, {}});
+  rms_norm({x, ones, 1e-5f, y2, {}, {}});
+  EXPECT_CLOSE(y, test::doubles(y2), 1e-7);
+  rms_norm_backward({x, {}, rstd, dy, dx, false, {}, {}, {}});
+  rms_norm_backward({x, ones, rstd, dy, dx2, false, {}, {}, {}});
+  EXPECT_CLOSE(dx, test::doubles(dx2), 1e-7);
+}
+
 TEST(RmsNorm, StridedRowsAndAccumulation) {
   const HostTensor wide = test::random({5, 20}, 1), w = test::random({8}, 2), dy = test::random({5, 8}, 3);
   const Tensor x = wide.t().slice(1, 4, 12);

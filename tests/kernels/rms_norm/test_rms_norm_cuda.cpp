@@ -36,5 +36,19 @@ TEST(RmsNormCuda, IsAsOnTheCpu) {
       for (int64_t from : {0, 8, 3}) expect_as_on_cpu(rows, columns, from, from == 8, from != 3);
 }
 
+TEST(RmsNormCuda, WithoutAWeightIsAsOnTheCpu) {
+  SKIP_WITHOUT_CUDA();
+  for (int64_t columns : {7, 512, 2056}) {
+    const Both x = test::in_bf16(test::random({300, columns}, 1)), dy = test::in_bf16(test::random({300, columns}, 3));
+    const Both y = test::bf16_out({300, columns}), dx = test::bf16_out({300, columns}), rstd = test::f32_out({300});
+    test::on_both([&](Device d) {
+      rms_norm({x[d], {}, 1e-5f, y[d], rstd[d], {}});
+      rms_norm_backward({x[d], {}, rstd[d], dy[d], dx[d], false, {}, {}, {}});
+    });
+    EXPECT_AS_ON_CPU(y, test::kBf16);
+    EXPECT_AS_ON_CPU(dx, test::kBf16);
+  }
+}
+
 }  // namespace
 }  // namespace hyscale

@@ -62,6 +62,15 @@ TEST(Rope, OnlyTheViewIsTurned) {
   }
 }
 
+// DeepSeek-V4: pairs below 15 stay, pairs from 25 on are divided by 16, with a straight ramp between.
+TEST(Rope, YarnFrequenciesOfDeepSeekV4) {
+  const std::vector<float> plain = rope_inverse_frequencies(160000, 64), yarn = yarn_inverse_frequencies(160000, 64, {16, 65536, 32, 1});
+  for (size_t i = 0; i < 32; ++i) {
+    const double ramp = std::clamp((static_cast<double>(i) - 15) / 10, 0.0, 1.0);
+    EXPECT_NEAR(yarn[i], plain[i] * (ramp / 16 + 1 - ramp), 1e-6 * plain[i]) << "pair " << i;
+  }
+}
+
 TEST(Rope, NoTokens) {
   HostTensor x({0, 2, 4});
   rope({x, HostTensor(DType::i32, {0}), frequencies(4), true, false, {}});

@@ -11,6 +11,7 @@ namespace {
 using test::HostTensor;
 
 double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
+double score_of(RouterScore score, double z) { return score == RouterScore::sigmoid ? sigmoid(z) : std::sqrt(std::log1p(std::exp(z))); }
 
 struct Routed {
   HostTensor experts, weights, counts;
@@ -28,9 +29,9 @@ std::vector<double> naive_weights(const RouterRule& rule, const std::vector<doub
   const size_t k = static_cast<size_t>(rule.k);
   for (size_t t = 0; t < logits.size() / num_experts; ++t) {
     double sum = 0;
-    for (size_t j = 0; j < k; ++j) sum += sigmoid(logits[t * num_experts + static_cast<size_t>(experts.i32()[t * k + j])]);
+    for (size_t j = 0; j < k; ++j) sum += score_of(rule.score, logits[t * num_experts + static_cast<size_t>(experts.i32()[t * k + j])]);
     for (size_t j = 0; j < k; ++j) {
-      const double s = sigmoid(logits[t * num_experts + static_cast<size_t>(experts.i32()[t * k + j])]);
+      const double s = score_of(rule.score, logits[t * num_experts + static_cast<size_t>(experts.i32()[t * k + j])]);
       out.push_back(rule.scaling * (rule.normalize ? s / sum : s));
     }
   }
@@ -78,8 +79,8 @@ TEST(Router, GroupsThatLoseAreNotEligible) {
 }
 
 TEST(Router, BackwardMatchesCentralDifferences) {
-  for (bool normalize : {true, false}) {
-    const RouterRule rule{.k = 3, .normalize = normalize, .scaling = 2.5f};
+  for (const auto& [normalize, score] : {std::pair{true, RouterScore::sigmoid}, {false, RouterScore::sigmoid}, {true, RouterScore::sqrt_softplus}, {false, RouterScore::sqrt_softplus}}) {
+    const RouterRule rule{.k = 3, .normalize = normalize, .scaling = 2.5f, .score = score};
     const HostTensor logits = test::random({5, 8}, 1), bias = test::random({8}, 2, 0.1f), dweights = test::random({5, 3}, 3);
     const Routed r = route(rule, logits, bias);
     EXPECT_CLOSE(r.weights, naive_weights(rule, test::doubles(logits), r.experts, 8), 1e-6);
@@ -94,7 +95,7 @@ TEST(Router, BackwardMatchesCentralDifferences) {
 }
 
 // Balance loss of documents [0, 3), [3, 3) (empty) and [3, 7) with the counts taken at the given logits.
-double naive_balance(const std::vector<double>& logits, const std::vector<double>& at, size_t experts, size_t k) {
+double naive_balance(RouterScore score, const std::vector<double>& logits, const std::vector<double>& at, size_t experts, size_t k) {
   double loss = 0;
   for (const auto& [first, last] : {std::pair<size_t, size_t>{0, 3}, {3, 7}}) {
     std::vector<double> counts(experts), mass(experts);
@@ -104,8 +105,8 @@ double naive_balance(const std::vector<double>& logits, const std::vector<double
       std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return at[t * experts + a] > at[t * experts + b]; });
       for (size_t j = 0; j < k; ++j) ++counts[order[j]];
       double sum = 0;
-      for (size_t e = 0; e < experts; ++e) sum += sigmoid(logits[t * experts + e]);
-      for (size_t e = 0; e < experts; ++e) mass[e] += sigmoid(logits[t * experts + e]) / sum;
+      for (size_t e = 0; e < experts; ++e) sum += score_of(score, logits[t * experts + e]);
+      for (size_t e = 0; e < experts; ++e) mass[e] += score_of(score, logits[t * experts + e]) / sum;
     }
     const double n = static_cast<double>(last - first);
     for (size_t e = 0; e < experts; ++e) loss += static_cast<double>(experts) / (static_cast<double>(k) * n * n) * counts[e] * mass[e];
@@ -118,13 +119,36 @@ TEST(Router, BalanceLossMatchesCentralDifferences) {
   const std::vector<double> x = test::doubles(logits);
   // Whole documents; then the same in three runs, as two ranks would hold them: 0-4 | 5-6.
   for (const auto& [starts, documents] : {std::pair{std::vector<int32_t>{0, 3, 7}, std::vector<int32_t>{0, 2}}, {{0, 3, 5, 7}, {0, 2, 2}}}) {
-    HostTensor loss = test::zeros(DType::f64, {1}), dlogits = test::filled({7, 6}, 0), counts = test::zeros(DType::i64, {3, 6});
-    const int64_t runs = static_cast<int64_t>(documents.size());
-    const HostTensor run_starts = test::ints({runs + 1}, starts), run_documents = test::ints({runs}, documents);
-    balance_counts({2, logits, run_starts, run_documents, counts, {}});
-    balance_loss({2, logits, run_starts, run_documents, tokens, counts, 0.5f, loss, dlogits, {}, {}});
-    EXPECT_NEAR(loss.f64()[0], naive_balance(x, x, 6, 2), 1e-6);
-    EXPECT_CLOSE(dlogits, test::central_differences(x, [&](const auto& v) { return 0.5 * naive_balance(v, x, 6, 2); }), 1e-4);
+    for (RouterScore score : {RouterScore::sigmoid, RouterScore::sqrt_softplus}) {
+      HostTensor loss = test::zeros(DType::f64, {1}), dlogits = test::filled({7, 6}, 0), counts = test::zeros(DType::i64, {3, 6});
+      const int64_t runs = static_cast<int64_t>(documents.size());
+      const HostTensor run_starts = test::ints({runs + 1}, starts), run_documents = test::ints({runs}, documents);
+      balance_counts({2, logits, run_starts, run_documents, counts, {}, score});
+      balance_loss({2, logits, run_starts, run_documents, tokens, counts, 0.5f, loss, dlogits, {}, {}, score});
+      EXPECT_NEAR(loss.f64()[0], naive_balance(score, x, x, 6, 2), 1e-6);
+      EXPECT_CLOSE(dlogits, test::central_differences(x, [&](const auto& v) { return 0.5 * naive_balance(score, v, x, 6, 2); }), 1e-4);
+    }
+  }
+}
+
+TEST(Router, HashRoutingReadsTheTable) {
+  const HostTensor tokens = test::ints({3}, {2, 0, 2});
+  HostTensor table({3, 2}), experts(DType::i32, {3, 2});
+  for (int64_t i = 0; i < 6; ++i) table[i] = static_cast<float>(10 + i);
+  hash_route({tokens, table, experts, {}});
+  EXPECT_TRUE(test::same_bits(experts, test::ints({3, 2}, {14, 15, 10, 11, 14, 15})));
+}
+
+TEST(Router, ExtremeLogitsKeepScoresAndGradientsFinite) {
+  HostTensor logits = test::filled({1, 4}, 0), weights({1, 2}), dlogits({1, 4});
+  logits[0] = 500, logits[1] = -500, logits[2] = -90, logits[3] = 90;
+  for (const auto& chosen : {std::vector<int32_t>{0, 3}, {1, 2}}) {
+    const HostTensor experts = test::ints({1, 2}, chosen), dweights = test::filled({1, 2}, 1);
+    const RouterRule rule{.k = 2, .score = RouterScore::sqrt_softplus};
+    router({rule, logits, {}, experts, weights, {}, {}, true});
+    router_backward({rule, logits, experts, dweights, dlogits, {}});
+    for (int64_t i = 0; i < 2; ++i) EXPECT_TRUE(std::isfinite(weights[i]));
+    for (int64_t i = 0; i < 4; ++i) EXPECT_TRUE(std::isfinite(dlogits[i]));
   }
 }
 

@@ -35,6 +35,7 @@ TEST(RouterCuda, IsAsOnTheCpu) {
     expect_as_on_cpu({.k = 8, .scaling = 2.5f}, tokens, 256);
     expect_as_on_cpu({.k = 4, .num_groups = 8, .kept_groups = 3}, tokens, 64);
     expect_as_on_cpu({.k = 33}, tokens, 40);
+    expect_as_on_cpu({.k = 6, .scaling = 1.5f, .score = RouterScore::sqrt_softplus}, tokens, 256);
   }
 }
 
@@ -46,10 +47,21 @@ TEST(RouterCuda, TiesGoToTheLowerExpert) {
   EXPECT_SAME_AS_ON_CPU(chosen);
 }
 
+TEST(RouterCuda, HashRoutingIsAsOnTheCpu) {
+  SKIP_WITHOUT_CUDA();
+  HostTensor table({50, 6});
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < table.size(); ++i) table[i] = static_cast<float>(i % 256);
+  for (int32_t t = 0; t < 333; ++t) ids.push_back(t * 7 % 50);
+  const Both tokens = test::as_is(test::ints({333}, ids)), rows = test::as_is(table), experts = test::as_is(HostTensor(DType::i32, {333, 6}));
+  test::on_both([&](Device d) { hash_route({tokens[d], rows[d], experts[d], {}}); });
+  EXPECT_SAME_AS_ON_CPU(experts);
+}
+
 TEST(BalanceLossCuda, IsAsOnTheCpu) {
   SKIP_WITHOUT_CUDA();
   for (const auto& starts : {std::vector<int32_t>{0, 0}, {0, 1}, {0, 3, 3, 7}, {0, 100, 101, 333}})
-    for (int64_t experts : {6, 160}) {
+    for (const auto& [experts, score] : {std::pair{int64_t{6}, RouterScore::sigmoid}, {160, RouterScore::sigmoid}, {256, RouterScore::sqrt_softplus}}) {
       SCOPED_TRACE(concat(starts.back(), " tokens, ", experts, " experts"));
       const int64_t documents = static_cast<int64_t>(starts.size()) - 1;
       std::vector<int32_t> ids, lengths;
@@ -58,9 +70,9 @@ TEST(BalanceLossCuda, IsAsOnTheCpu) {
       const Both run_ids = test::as_is(test::ints({documents}, ids)), tokens = test::as_is(test::ints({documents}, lengths));
       const Both counts = test::as_is(test::zeros(DType::i64, {documents, experts}));
       const Both loss = test::as_is(test::zeros(DType::f64, {1})), dlogits = test::as_is(test::random({starts.back(), experts}, 2));
-      test::on_both([&](Device d) { balance_counts({4, logits[d], runs[d], run_ids[d], counts[d], {}}); });
+      test::on_both([&](Device d) { balance_counts({4, logits[d], runs[d], run_ids[d], counts[d], {}, score}); });
       EXPECT_SAME_AS_ON_CPU(counts);
-      const auto op = [&](Device d) { return BalanceLoss{4, logits[d], runs[d], run_ids[d], tokens[d], counts[d], 50, loss[d], dlogits[d], {}, {}}; };
+      const auto op = [&](Device d) { return BalanceLoss{4, logits[d], runs[d], run_ids[d], tokens[d], counts[d], 50, loss[d], dlogits[d], {}, {}, score}; };
       test::on_both([&](Device d) { return balance_loss_workspace_bytes(op(d)); },
                     [&](Device d, const Tensor& space) {
                       BalanceLoss b = op(d);

@@ -37,20 +37,20 @@ Problem make(int64_t queries, int64_t heads, int64_t dk, int64_t dv, int64_t row
 struct Naive {
   std::vector<double> out, lse, head_sum;
 };
-Naive naive(const Problem& p, const std::vector<double>& q, const std::vector<double>& kv) {
+Naive naive(const Problem& p, const std::vector<double>& q, const std::vector<double>& kv, const std::vector<double>& sink = {}) {
   Naive r{std::vector<double>(static_cast<size_t>(p.queries * p.heads * p.dv)), {}, std::vector<double>(static_cast<size_t>(p.queries * p.k))};
   for (int64_t t = 0; t < p.queries; ++t)
     for (int64_t h = 0; h < p.heads; ++h) {
       const int32_t n = p.counts.i32()[t];
       std::vector<double> weights(static_cast<size_t>(n));
-      double sum = 0;
+      double sum = sink.empty() ? 0 : std::exp(sink[static_cast<size_t>(h)]);
       for (int32_t j = 0; j < n; ++j) {
         double dot = 0;
         for (int64_t d = 0; d < p.dk; ++d)
           dot += q[static_cast<size_t>((t * p.heads + h) * p.dk + d)] * kv[static_cast<size_t>(p.indices.i32()[t * p.k + j] * p.dk + d)];
         sum += weights[static_cast<size_t>(j)] = std::exp(kScale * dot);
       }
-      r.lse.push_back(n ? std::log(sum) : -INFINITY);
+      r.lse.push_back(n || !sink.empty() ? std::log(sum) : -INFINITY);
       for (int32_t j = 0; j < n; ++j) {
         r.head_sum[static_cast<size_t>(t * p.k + j)] += weights[static_cast<size_t>(j)] / sum;
         for (int64_t d = 0; d < p.dv; ++d)
@@ -61,15 +61,15 @@ Naive naive(const Problem& p, const std::vector<double>& q, const std::vector<do
 }
 
 struct Result {
-  HostTensor out, lse, dq, dkv, head_sum;
+  HostTensor out, lse, dq, dkv, head_sum, dsink;
 };
-Result run(const Problem& p, const HostTensor& dout) {
-  Result r{HostTensor({p.queries, p.heads, p.dv}), HostTensor({p.queries, p.heads}), HostTensor(p.q.t().shape()), test::filled(p.kv.t().shape(), 0), HostTensor({p.queries, p.k})};
-  SparseAttentionForward f{p.q, p.kv, p.selection(), kScale, r.out, r.lse, {}, {}};
+Result run(const Problem& p, const HostTensor& dout, const Tensor& sink = {}) {
+  Result r{HostTensor({p.queries, p.heads, p.dv}), HostTensor({p.queries, p.heads}), HostTensor(p.q.t().shape()), test::filled(p.kv.t().shape(), 0), HostTensor({p.queries, p.k}), test::filled({p.heads}, 0)};
+  SparseAttentionForward f{p.q, p.kv, p.selection(), kScale, r.out, r.lse, {}, {}, sink};
   const HostTensor forward_space = test::workspace(sparse_attention_forward_workspace_bytes(f));
   f.workspace = forward_space;
   sparse_attention_forward(f);
-  SparseAttentionBackward b{p.q, p.kv, p.selection(), kScale, r.out, r.lse, dout, r.dq, r.dkv, r.head_sum, false, {}, {}};
+  SparseAttentionBackward b{p.q, p.kv, p.selection(), kScale, r.out, r.lse, dout, r.dq, r.dkv, r.head_sum, false, {}, {}, sink, sink.defined() ? r.dsink.t() : Tensor()};
   const HostTensor backward_space = test::workspace(sparse_attention_backward_workspace_bytes(b));
   b.workspace = backward_space;
   sparse_attention_backward(b);
@@ -97,6 +97,26 @@ TEST(SparseAttention, ForwardBackwardAndHeadSumMatchTheDefinition) {
         EXPECT_CLOSE(r.dq, test::central_differences(q, [&](const auto& v) { return loss(v, kv); }), 1e-5);
         EXPECT_CLOSE(r.dkv, test::central_differences(kv, [&](const auto& v) { return loss(q, v); }), 1e-5);
       }
+}
+
+TEST(SparseAttention, ASinkTakesPartInTheSoftmax) {
+  const Problem p = make(6, 3, 5, 5, 9, 4, [](int64_t t) { return t == 2 ? 0 : t + 1; });
+  const HostTensor dout = test::random({6, 3, 5}, 3), sink = test::random({3}, 4);
+  const Result r = run(p, dout, sink);
+  const std::vector<double> q = test::doubles(p.q), kv = test::doubles(p.kv), s = test::doubles(sink), d = test::doubles(dout);
+  const Naive n = naive(p, q, kv, s);
+  EXPECT_CLOSE(r.out, n.out, 1e-6);
+  EXPECT_CLOSE(r.lse, n.lse, 1e-6);
+  EXPECT_CLOSE(r.head_sum, n.head_sum, 1e-6);
+  const auto loss = [&](const std::vector<double>& q_, const std::vector<double>& kv_, const std::vector<double>& s_) {
+    const Naive m = naive(p, q_, kv_, s_);
+    double sum = 0;
+    for (size_t i = 0; i < d.size(); ++i) sum += m.out[i] * d[i];
+    return sum;
+  };
+  EXPECT_CLOSE(r.dq, test::central_differences(q, [&](const auto& v) { return loss(v, kv, s); }), 1e-5);
+  EXPECT_CLOSE(r.dkv, test::central_differences(kv, [&](const auto& v) { return loss(q, v, s); }), 1e-5);
+  EXPECT_CLOSE(r.dsink, test::central_differences(s, [&](const auto& v) { return loss(q, kv, v); }), 1e-5);
 }
 
 TEST(SparseAttention, EmptyRowsGiveZeroAndMinusInfinity) {

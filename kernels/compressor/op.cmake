@@ -1,0 +1,1 @@
+hyscale_op(compressor SOURCES compressor.cpp compressor.cu)

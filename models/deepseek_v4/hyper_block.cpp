@@ -1,0 +1,69 @@
+#include "models/deepseek_v4/hyper_block.h"
+
+#include "kernels/rms_norm/rms_norm.h"
+#include "models/layers/linear.h"
+
+namespace hyscale {
+namespace {
+
+MoeConfig moe_config(const V4Config& c, bool hashed) {
+  MoeConfig m = c.moe;
+  m.hash_vocabulary = hashed ? c.vocab_size : 0;
+  return m;
+}
+
+}  // namespace
+
+HyperBlock::HyperBlock(ParameterStore& store, const std::string& prefix, const V4Config& c, Compression compression, int64_t ratio, bool hashed)
+    : eps_(c.norm_eps),
+      attention_(store, prefix + "attn.", c, compression, ratio),
+      moe_(store, prefix + "ffn.", moe_config(c, hashed)),
+      attention_norm_(store.add(norm_weight(prefix + "attn_norm.weight", c.hidden_size))),
+      feed_forward_norm_(store.add(norm_weight(prefix + "ffn_norm.weight", c.hidden_size))),
+      attention_hyper_(store, prefix + "hc_attn_", c.hyper),
+      feed_forward_hyper_(store, prefix + "hc_ffn_", c.hyper) {}
+
+void HyperBlock::enter(Context& ctx, const Tensor& x, HyperConnection& hyper, const Parameter& norm, Site& s) {
+  const Shape shape{x.size(0), x.size(2)};
+  s.h = ctx.saved->allocate(ctx.activation, shape);
+  s.rstd = ctx.saved->allocate(DType::f32, {x.size(0)});
+  s.u = ctx.saved->allocate(ctx.activation, shape);
+  s.y = ctx.saved->allocate(ctx.activation, shape);
+  hyper.read(ctx, x, s.h, s.hyper);
+  rms_norm({s.h, norm.value, eps_, s.u, s.rstd, ctx.stream});
+}
+
+void HyperBlock::forward(Context& ctx, Pass pass, int slot, const Tensor& x, const Tensor& out, const Tensor& inv_freq, Saved& s) {
+  enter(ctx, x, attention_hyper_, attention_norm_, s.attention_site);
+  attention_.forward(ctx, pass, slot, s.attention_site.u, s.attention_site.y, inv_freq, s.attention);
+  s.x1 = ctx.saved->allocate(ctx.activation, x.shape());
+  attention_hyper_.write(ctx, s.attention_site.y, s.x1, s.attention_site.hyper);
+  enter(ctx, s.x1, feed_forward_hyper_, feed_forward_norm_, s.feed_forward_site);
+  moe_.forward(ctx, pass, s.feed_forward_site.u, s.feed_forward_site.y, s.moe);
+  feed_forward_hyper_.write(ctx, s.feed_forward_site.y, out, s.feed_forward_site.hyper);
+}
+
+// du becomes dh; then everything that reaches X through h is added to d.
+void HyperBlock::leave_backward(Context& ctx, const Tensor& du, const Tensor& d, HyperConnection& hyper, const HyperConnection::Gradients& g, const Parameter& norm,
+                                const Site& s) {
+  {
+    RmsNormBackward n{s.h, norm.value, s.rstd, du, du, false, norm.grad, {}, ctx.stream};
+    const ArenaScope scope(*ctx.scratch);
+    n.workspace = workspace(ctx, rms_norm_backward_workspace_bytes(n));
+    rms_norm_backward(n);
+  }
+  hyper.read_backward(ctx, du, g, d, s.hyper);
+}
+
+void HyperBlock::backward(Context& ctx, int slot, const Tensor& d, const Tensor& inv_freq, const Saved& s) {
+  const ArenaScope scope(*ctx.scratch);
+  const Tensor dy = ctx.scratch->allocate(ctx.activation, s.attention_site.y.shape()), du = ctx.scratch->allocate(ctx.activation, dy.shape());
+  HyperConnection::Gradients g = feed_forward_hyper_.write_backward(ctx, s.feed_forward_site.y, d, dy, s.feed_forward_site.hyper);
+  moe_.backward(ctx, dy, du, s.moe);
+  leave_backward(ctx, du, d, feed_forward_hyper_, g, feed_forward_norm_, s.feed_forward_site);
+  g = attention_hyper_.write_backward(ctx, s.attention_site.y, d, dy, s.attention_site.hyper);
+  attention_.backward(ctx, slot, dy, du, inv_freq, s.attention);
+  leave_backward(ctx, du, d, attention_hyper_, g, attention_norm_, s.attention_site);
+}
+
+}  // namespace hyscale

@@ -1,0 +1,189 @@
+#include "models/deepseek_v4/v4_model.h"
+
+#include <algorithm>
+
+#include "core/range.h"
+#include "kernels/elementwise/elementwise.h"
+#include "kernels/embedding/embedding.h"
+#include "kernels/hyper_connection/hyper_connection.h"
+#include "models/layers/linear.h"
+
+namespace hyscale {
+
+V4Model::V4Model(const nlohmann::json& hf_config, const std::string& path, const ModelOptions& options)
+    : hf_config_(hf_config), config_(parse_v4_config(hf_config, path)), options_(options) {
+  config_.moe.expert_rank = options.expert_rank;
+  config_.moe.expert_ranks = options.expert_ranks;
+  if (options.mtp && (config_.mtp_layers != 1 || options.mtp_depths != 1))
+    throw UserError(concat(path, ": \"num_nextn_predict_layers\" is ", config_.mtp_layers, " and model.mtp_depths ", options.mtp_depths, "; training DeepSeek-V4's MTP needs 1 and 1"));
+  embedding_ = &store_.add({.name = "model.embed_tokens.weight", .shape = {config_.vocab_size, config_.hidden_size}});
+  for (int64_t i = 0; i < config_.num_layers; ++i) {
+    const size_t at = static_cast<size_t>(i);
+    units_.push_back(store_.begin_unit(true));
+    layers_.emplace_back(store_, concat("model.layers.", i, "."), config_, config_.compression[at], config_.ratios[at], config_.hashed[at]);
+    slots_.push_back(layers_.back().selects() ? num_slots_++ : -1);
+    moe_layers_.push_back(&layers_.back().moe());
+  }
+  head_unit_ = store_.begin_unit(false);
+  head_.emplace(store_, "model.hc_head.hc_", "model.norm.weight", config_.hyper);
+  lm_head_ = &store_.add({.name = "head.weight", .shape = {config_.vocab_size, config_.hidden_size}});
+  if (!options.mtp) return;
+  mtp_.emplace(store_, mtp_prefix(), config_, *embedding_, *lm_head_);
+  moe_layers_.push_back(&mtp_->moe());
+}
+
+SequenceNeeds V4Model::sequence_needs() const {
+  SequenceNeeds needs{mtp_ ? 1 : 0, {}};
+  for (int64_t ratio : config_.ratios)
+    if (ratio > 0 && std::find(needs.compression_ratios.begin(), needs.compression_ratios.end(), ratio) == needs.compression_ratios.end())
+      needs.compression_ratios.push_back(ratio);
+  return needs;
+}
+
+void V4Model::prepare(Context& ctx) {
+  if (ctx.stage == Stage::warmup) throw UserError("model.stage: warmup is not supported for DeepSeek-V4; expected sparse");
+  if (inv_freq_.defined()) return;
+  std::vector<float> host = rope_inverse_frequencies(config_.rope_theta, config_.rope_dim);
+  const int64_t pairs = static_cast<int64_t>(host.size());
+  const std::vector<float> compressed = config_.scaled_rope ? yarn_inverse_frequencies(config_.compressed_rope_theta, config_.rope_dim, config_.yarn)
+                                                            : rope_inverse_frequencies(config_.compressed_rope_theta, config_.rope_dim);
+  host.insert(host.end(), compressed.begin(), compressed.end());
+  const size_t frequency_bytes = (host.size() * sizeof(float) + 255) / 256 * 256;
+  const int64_t layers = static_cast<int64_t>(moe_layers_.size()), experts = config_.moe.num_experts;
+  constants_ = Buffer(ctx.device, frequency_bytes + static_cast<size_t>(layers * experts) * sizeof(int64_t), "rope frequencies and expert counters");
+  const Tensor both(constants_.data(), DType::f32, ctx.device, {2 * pairs});
+  inv_freq_ = both.slice(0, 0, pairs);
+  compressed_inv_freq_ = both.slice(0, pairs, 2 * pairs);
+  copy_bytes(both.raw(), ctx.device, host.data(), Device{}, host.size() * sizeof(float), ctx.stream);
+  synchronize(ctx.device, ctx.stream);
+  char* counters = ctx.device.is_meta() ? nullptr : static_cast<char*>(constants_.data()) + frequency_bytes;
+  counts_ = Tensor(counters, DType::i64, ctx.device, {layers, experts});
+  zero(counts_, ctx.stream);
+  for (int64_t i = 0; i < layers; ++i) moe_layers_[static_cast<size_t>(i)]->bind(static_cast<size_t>(i), counts_.select(0, i));
+}
+
+// The embedding in every stream.
+Tensor V4Model::embed(Context& ctx) {
+  const Tensor x = ctx.saved->allocate(ctx.activation, {ctx.sequence->num_tokens(), config_.hyper.streams, config_.hidden_size});
+  const ArenaScope scope(*ctx.scratch);
+  const Tensor e = ctx.scratch->allocate(ctx.activation, {x.size(0), x.size(2)});
+  embedding({ctx.sequence->tokens, embedding_->value, e, ctx.stream});
+  for (int64_t s = 0; s < x.size(1); ++s) cast(x.select(1, s), e, ctx.stream);
+  return x;
+}
+
+void V4Model::train_step(Context& ctx, Recompute recompute) {
+  prepare(ctx);
+  const ArenaScope step(*ctx.saved), gradients(*ctx.scratch);
+  std::vector<LayerUse> uses(layers_.size());
+  Tensor x = embed(ctx);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    uses[i].x = x;
+    const Tensor y = ctx.saved->allocate(ctx.activation, x.shape());
+    const Arena::Mark before_layer = ctx.saved->mark();
+    const Range range(concat("forward layer ", i).c_str());
+    store_.open(unit(i), unit(i + 1), ctx.stream);
+    layers_[i].forward(ctx, Pass::forward, slots_[i], x, y, frequencies(layers_[i]), uses[i].saved);
+    store_.close(unit(i));
+    if (recompute == Recompute::layer) ctx.saved->rewind(before_layer);
+    x = y;
+  }
+  const Tensor d = ctx.scratch->allocate(ctx.activation, x.shape());
+  head_->train(ctx, x, ctx.sequence->labels, *lm_head_, ctx.scales.lm, ctx.sums->lm, d);
+  if (mtp_) {
+    store_.open_for_backward(mtp_->unit(), unit(layers_.size() - 1), ctx.stream);
+    mtp_->train(ctx, recompute, x, d, inv_freq_);
+    store_.close_after_backward(mtp_->unit(), ctx.last_micro_batch, ctx.stream);
+  }
+  store_.close_after_backward(head_unit_, ctx.last_micro_batch, ctx.stream);
+  for (size_t i = layers_.size(); i-- > 0;) {
+    const ArenaScope recomputed(*ctx.saved);
+    const Range range(concat("backward layer ", i).c_str());
+    store_.open_for_backward(unit(i), unit(i - 1), ctx.stream);
+    if (recompute == Recompute::layer) {
+      // The layer's output is known; what is wanted is what its backward reads.
+      const Tensor y = ctx.saved->allocate(ctx.activation, x.shape());
+      layers_[i].forward(ctx, Pass::recompute, slots_[i], uses[i].x, y, frequencies(layers_[i]), uses[i].saved);
+    }
+    layers_[i].backward(ctx, slots_[i], d, frequencies(layers_[i]), uses[i].saved);
+    store_.close_after_backward(unit(i), ctx.last_micro_batch, ctx.stream);
+  }
+  const ArenaScope scope(*ctx.scratch);
+  const Tensor de = ctx.scratch->allocate(ctx.activation, {d.size(0), d.size(2)});
+  hc_read({d, {}, de, ctx.stream});
+  EmbeddingBackward e{ctx.sequence->tokens, de, embedding_->grad, {}, ctx.stream};
+  e.workspace = workspace(ctx, embedding_backward_workspace_bytes(e));
+  embedding_backward(e);
+}
+
+Tensor V4Model::forward_only(Context& ctx, Tensor x) {
+  Tensor y = ctx.saved->allocate(ctx.activation, x.shape());
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const ArenaScope scope(*ctx.saved);
+    HyperBlock::Saved saved;
+    store_.open(unit(i), unit(i + 1), ctx.stream);
+    layers_[i].forward(ctx, Pass::evaluate, slots_[i], x, y, frequencies(layers_[i]), saved);
+    store_.close(unit(i));
+    std::swap(x, y);
+  }
+  return x;
+}
+
+void V4Model::evaluate(Context& ctx) {
+  prepare(ctx);
+  const ArenaScope step(*ctx.saved);
+  const Tensor x = forward_only(ctx, embed(ctx));
+  head_->loss(ctx, x, ctx.sequence->labels, *lm_head_, ctx.sums->lm);
+  if (!mtp_) return;
+  store_.open(mtp_->unit(), -1, ctx.stream);
+  mtp_->evaluate(ctx, x, inv_freq_);
+  store_.close(mtp_->unit());
+}
+
+Tensor V4Model::logits(Context& ctx, Arena& out) {
+  prepare(ctx);
+  const Tensor logits = out.allocate(DType::f32, {ctx.sequence->num_tokens(), config_.vocab_size});
+  const ArenaScope step(*ctx.saved);
+  const Tensor x = forward_only(ctx, embed(ctx));
+  V4Head::Saved saved;
+  scratch_gemm(ctx, head_->forward(ctx, x, saved), lm_head_->value, logits, false, true);
+  return logits;
+}
+
+void V4Model::after_step(bool applied, Stream stream) {
+  if (!counts_.defined()) return;
+  if (applied && options_.router_bias_update_rate != 0)
+    for (Moe* moe : moe_layers_) moe->update_bias(options_.router_bias_update_rate, stream);
+  else
+    zero(counts_, stream);
+}
+
+int64_t V4Model::num_active_elements() const {
+  int64_t active = 0;
+  for (const Parameter& p : store_.all()) {
+    if (&p == embedding_ || p.integer || p.name.starts_with(mtp_prefix())) continue;
+    const int64_t n = p.whole_elements();
+    active += p.expert ? n / config_.moe.num_experts * config_.moe.rule.k : n;
+  }
+  return active;
+}
+
+ForwardFlops V4Model::forward_flops(int64_t tokens) const {
+  const double n = static_cast<double>(tokens), window = static_cast<double>(std::min(tokens, config_.window));
+  // Of a limit on what grows with the position: its average over positions.
+  const auto bounded = [](double positions, double limit) { return limit >= positions ? (positions + 1) / 2 : (limit * (limit + 1) / 2 + (positions - limit) * limit) / positions; };
+  const double pair = 2.0 * static_cast<double>(config_.num_heads) * 2 * static_cast<double>(config_.head_dim);
+  const double score = 2.0 * static_cast<double>(config_.index_heads * config_.index_dim);
+  ForwardFlops f{2.0 * static_cast<double>(num_active_elements()), 0, 0};
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    f.attention += pair * bounded(n, window);
+    if (config_.compression[i] == Compression::none) continue;
+    const double entries = n / static_cast<double>(config_.ratios[i]);
+    const bool selects = config_.compression[i] == Compression::selected;
+    f.attention += pair * (selects ? bounded(entries, static_cast<double>(config_.index_k)) : entries / 2);
+    if (selects) f.selector += score * entries / 2;
+  }
+  return f;
+}
+
+}  // namespace hyscale

@@ -1,0 +1,94 @@
+// What tests of whole models share: random models, packed sequences, one training step, and comparisons of runs.
+#pragma once
+#include <gtest/gtest.h>
+
+#include "models/registry.h"
+#include "tests/support/tensors.h"
+#include "train/step.h"
+
+namespace hyscale::test {
+
+inline std::unique_ptr<Model> make_random(const nlohmann::json& config, const ModelOptions& options = {}, uint64_t seed = 3) {
+  std::unique_ptr<Model> model = make_model(config, "config.json", options);
+  model->parameters().allocate(Device{}, DType::f32);
+  model->parameters().initialize(seed, 0.1f);
+  return model;
+}
+
+// Documents of these lengths with random tokens.
+inline HostSequence sequence(const std::vector<int32_t>& lengths, uint64_t seed = 1, int64_t vocabulary = 160) {
+  std::vector<int32_t> tokens, labels, starts{0};
+  const Rng rng(seed);
+  for (int32_t n : lengths) {
+    for (int32_t i = 0; i < n; ++i) tokens.push_back(static_cast<int32_t>(rng.below(tokens.size(), static_cast<uint64_t>(vocabulary))));
+    starts.push_back(static_cast<int32_t>(tokens.size()));
+  }
+  labels.assign(tokens.size(), -1);
+  for (size_t d = 0; d + 1 < starts.size(); ++d)
+    for (int32_t t = starts[d]; t + 1 < starts[d + 1]; ++t) labels[static_cast<size_t>(t)] = tokens[static_cast<size_t>(t + 1)];
+  return make_host_sequence(tokens, labels, starts);
+}
+
+inline StepOptions run_options(Recompute recompute = Recompute::none) {
+  return {.recompute = recompute, .index_coefficient = 1, .balance_coefficient = 0.01, .mtp_coefficient = 0.3};
+}
+
+struct TrainResult {
+  StepLosses losses;
+  int64_t selector_calls;
+};
+inline TrainResult train_once(Model& model, const StepOptions& o, const std::vector<HostSequence>& sequences) {
+  Step step(model, o);
+  StepTotals totals;
+  for (const HostSequence& s : sequences) totals.add(s, model.mtp_depths());
+  step.begin(totals);
+  for (const HostSequence& s : sequences) step.micro_batch(s, &s == &sequences.back());
+  return {step.losses(), step.selections().selector_calls()};
+}
+
+inline std::vector<float> gradients_of(Model& model) {
+  std::vector<float> all;
+  for (const Parameter& p : model.parameters().all())
+    if (p.grad.defined()) all.insert(all.end(), p.grad.f32(), p.grad.f32() + p.grad.elements());
+  return all;
+}
+
+inline double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  HYSCALE_CHECK(a.size() == b.size(), a.size(), " values against ", b.size());
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) difference += (double{a[i]} - b[i]) * (double{a[i]} - b[i]), norm += double{b[i]} * b[i];
+  return std::sqrt(difference / norm);
+}
+
+// Two random models of one seed, trained for a step with different options: equal losses and gradients, bit for bit.
+inline void expect_same_run(const nlohmann::json& config, const StepOptions& a, const StepOptions& b, const ModelOptions& m = {}) {
+  const std::vector<HostSequence> s{sequence({37, 1, 26, 70, 3})};
+  const auto x = make_random(config, m), y = make_random(config, m);
+  const TrainResult rx = train_once(*x, a, s), ry = train_once(*y, b, s);
+  EXPECT_EQ(rx.losses.lm, ry.losses.lm);
+  EXPECT_EQ(rx.losses.index, ry.losses.index);
+  EXPECT_EQ(rx.losses.mtp, ry.losses.mtp);
+  EXPECT_TRUE(gradients_of(*x) == gradients_of(*y));
+}
+
+// The parameter's gradient along one random direction against the loss at two points; f32 losses allow a relative error of 2e-3.
+// The model must be smooth there: everything selected, all experts chosen. Its gradients are those of a train_once before.
+inline void expect_directional_derivative(Model& model, const StepOptions& o, const HostSequence& s, const std::string& name) {
+  Parameter& p = *model.parameters().find(name);
+  const HostTensor direction = random({p.shape.elements()}, 11);
+  double analytic = 0, norm = 0;
+  for (int64_t i = 0; i < p.grad.elements(); ++i) analytic += double{p.grad.f32()[i]} * direction[i], norm += double{direction[i]} * direction[i];
+  const float h = static_cast<float>(3e-2 / std::sqrt(norm));
+  const std::vector<float> before(p.value.f32(), p.value.f32() + p.value.elements());
+  const auto moved = [&](float by) {
+    for (int64_t i = 0; i < p.value.elements(); ++i) p.value.f32()[i] = before[static_cast<size_t>(i)] + by * direction[i];
+    Step step(model, o);
+    const StepLosses l = *step.evaluate({s});
+    return l.lm + o.mtp_coefficient * l.mtp;
+  };
+  const double numeric = (moved(h) - moved(-h)) / (2.0 * h);
+  moved(0);
+  EXPECT_NEAR(analytic, numeric, 2e-3 * std::abs(numeric) + 1e-6) << name << ", directional derivative " << numeric;
+}
+
+}  // namespace hyscale::test
