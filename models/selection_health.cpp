@@ -45,14 +45,16 @@ void SelectionHealth::begin() {
   previous_.clear();
 }
 
-void SelectionHealth::draw(Context& ctx, int64_t k) {
+void SelectionHealth::draw(Context& ctx, const Layer& l) {
   drawn_ = true;
   queries_.clear();
   if (ctx.device.is_meta()) return;
-  const std::vector<int32_t> begin = on_host<int32_t>(ctx, ctx.sequence->key_begin), end = on_host<int32_t>(ctx, ctx.sequence->key_end);
+  const std::vector<int32_t> begin = on_host<int32_t>(ctx, l.key_begin), end = on_host<int32_t>(ctx, l.key_end);
   std::vector<Query> choices;
-  for (size_t t = 0; t + 1 < begin.size(); ++t)  // the next local token is the next of the document, and no other segment's
-    if (end[t] - begin[t] > k && begin[t + 1] == begin[t] && end[t + 1] == end[t] + 1) choices.push_back({static_cast<int64_t>(t), begin[t], end[t]});
+  for (size_t t = 0; t + 1 < begin.size(); ++t) {
+    const int32_t grows = end[t + 1] - end[t];  // by one key at most, or the next local token is of another segment
+    if (end[t] - begin[t] > l.k && begin[t + 1] == begin[t] && (grows == 0 || grows == 1)) choices.push_back({static_cast<int64_t>(t), begin[t], end[t], end[t + 1]});
+  }
   const int64_t count = static_cast<int64_t>(choices.size()), taken = std::min(count, num_queries_);
   for (int64_t i = 0; i < taken; ++i) queries_.push_back(choices[static_cast<size_t>((2 * i + 1) * count / (2 * taken))]);
 }
@@ -71,7 +73,7 @@ SelectionHealth::Selected SelectionHealth::select(Context& ctx, const Layer& l) 
     copy(weights.slice(0, 2 * i, 2 * i + 2), l.index_weights.slice(0, sample.at, sample.at + 2), ctx.stream);
     for (int64_t j = 0; j < 2; ++j) {
       key_begin[static_cast<size_t>(2 * i + j)] = static_cast<int32_t>(sample.key_begin);
-      key_end[static_cast<size_t>(2 * i + j)] = static_cast<int32_t>(sample.key_end + j);
+      key_end[static_cast<size_t>(2 * i + j)] = static_cast<int32_t>(j ? sample.neighbour_end : sample.key_end);
     }
   }
   FlashTopKState state{k, ctx.scratch->allocate(DType::f32, {rows, k}), ctx.scratch->allocate(DType::i32, {rows, k}), ctx.scratch->allocate(DType::i32, {rows}),
@@ -129,7 +131,8 @@ double SelectionHealth::recall(Context& ctx, const Layer& l, const Query& sample
 }
 
 void SelectionHealth::observe(Context& ctx, const Layer& l) {
-  if (!drawn_) draw(ctx, l.k);
+  if (l.kv.size(0) == 0) return;
+  if (!drawn_) draw(ctx, l);
   if (ctx.device.is_meta()) {
     select(ctx, l);
     recall(ctx, l, {}, {});

@@ -27,6 +27,7 @@ class SelectionHealth {
     int64_t value_width = 0;                 // the first numbers of a kv row that are its value
     float scale = 1;
     Tensor index_q, index_weights, index_keys;  // indexer: [T, J, D], f32 [T, J], [S, D]
+    Tensor key_begin, key_end;               // i32 [T]: the keys that a query sees; the same in all layers
   };
   // Layers in order, all of one sequence. Synchronises. On CUDA k is at most 4095: FlashTopK looks for one key more. Scratch memory does not depend on what is sampled, so `meta` counts it.
   void observe(Context&, const Layer&);
@@ -43,14 +44,14 @@ class SelectionHealth {
  private:
   struct Query {
     int64_t at;                // local token t; t + 1 is its neighbour
-    int64_t key_begin, key_end;  // visible keys of t
+    int64_t key_begin, key_end, neighbour_end;  // visible keys of t; of t + 1 to another end
   };
   using Keys = std::vector<int32_t>;  // ascending
   struct Selected {
     std::vector<Keys> of_query, of_neighbour;
     int64_t tied = 0;
   };
-  void draw(Context&, int64_t k);
+  void draw(Context&, const Layer&);
   Selected select(Context&, const Layer&) const;
   double recall(Context&, const Layer&, const Query&, const Keys& selected) const;
 

@@ -8,6 +8,7 @@
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/sparse_attention/sparse_attention.h"
 #include "models/layers/linear.h"
+#include "models/selection_health.h"
 
 namespace hyscale {
 namespace {
@@ -112,6 +113,10 @@ Tensor SharedKvAttention::unturned_output(Context& ctx, const Tensor& inv_freq, 
 void SharedKvAttention::forward(Context& ctx, Pass pass, int slot, const Tensor& u, const Tensor& y, const Tensor& inv_freq, Saved& s) {
   project(ctx, u, inv_freq, s);
   if (indexer_) indexer_->forward(ctx, pass, slot, u, s.c_q, entries(ctx), inv_freq, s.indexer);
+  if (ctx.health && indexer_ && pass == Pass::forward) {
+    const CompressedEntries& e = entries(ctx);
+    ctx.health->observe(ctx, {slot, k_, s.q, s.rows.slice(0, 0, e.size()), dims_, scale_, s.indexer.q, s.indexer.weights, s.indexer.keys, e.begin, e.end});
+  }
   const int64_t tokens = u.size(0);
   s.o = ctx.saved->allocate(ctx.activation, s.q.shape());
   s.lse = ctx.saved->allocate(DType::f32, {tokens, heads_});

@@ -52,7 +52,8 @@ void DecoderLayer::forward(Context& ctx, Pass pass, int slot, const Tensor& x, c
 
 void DecoderLayer::sample_selection(Context& ctx, int slot, const Tensor& kv, const Saved& s) {
   if (!ctx.health || !indexer_ || !s.indexer.all_keys.defined()) return;
-  ctx.health->observe(ctx, {slot, k_, s.attention.q_absorbed, kv, attention_.value_width(), attention_.scale(), s.indexer.q, s.indexer.weights, s.indexer.all_keys});
+  ctx.health->observe(ctx, {slot, k_, s.attention.q_absorbed, kv, attention_.value_width(), attention_.scale(), s.indexer.q, s.indexer.weights, s.indexer.all_keys,
+                            ctx.sequence->key_begin, ctx.sequence->key_end});
 }
 
 void DecoderLayer::norm_backward(Context& ctx, const Parameter& weight, const Tensor& x, const Tensor& rstd, const Tensor& dnormed, const Tensor& dy) {

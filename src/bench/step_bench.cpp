@@ -49,13 +49,13 @@ StepTimes step_benchmark(const Config& c, int unmeasured, int steps) {
   options.reserve = t.plan.step;
   Step step(*model, options);
   Optimizer optimizer(store, optimizer_options(c), device, groups.world.get());
-  FlopCounter flops(*model, options.stage);
+  FlopCounter flops(*model);
   std::vector<HostSequence> sequences;
   StepTotals totals;
   for (int64_t i = 0; i < c.train.micro_batches; ++i) {
     sequences.push_back(random_document(c.data.sequence_tokens, model->vocabulary_size(), static_cast<uint64_t>(i)));
     totals.add(sequences.back(), model->mtp_depths());
-    t.flops += flops.sequence(sequences.back());
+    t.flops += flops.sequence(sequences.back(), options.stage);
   }
   t.tokens = totals.queries;
   t.check = "losses are finite";

@@ -33,6 +33,8 @@ std::string short_number(double v) {
 namespace chart {
 namespace {
 
+constexpr size_t kLineColors = 8, kAreaColors = 12;  // .c0, .c1, ... of page.css
+
 double decade(double v) { return std::pow(10, std::floor(std::log10(v))); }
 
 }  // namespace
@@ -156,12 +158,12 @@ std::string lines_svg(const Chart& c, nlohmann::json& plotted) {
   for (size_t i = 0; i < all.size(); ++i) {
     const Columns columns = in_columns(all[i], x);
     const bool dots = i >= c.series.size(), many = all[i].steps.size() > kColumns;
-    if (many && !dots) t += fmt::format("<path class=\"band c{}\" d=\"{}\"/>", i % 8, band(columns, x, y));
-    t += fmt::format("<path class=\"{} c{}\" d=\"{}\"/>", dots ? "thin" : "line", i % 8, path(columns.steps, columns.mean, x, y));
+    if (many && !dots) t += fmt::format("<path class=\"band c{}\" d=\"{}\"/>", i % kLineColors, band(columns, x, y));
+    t += fmt::format("<path class=\"{} c{}\" d=\"{}\"/>", dots ? "thin" : "line", i % kLineColors, path(columns.steps, columns.mean, x, y));
     if (dots)
       for (size_t j = 0; j < columns.steps.size(); ++j)
-        if (std::isfinite(columns.mean[j])) t += fmt::format("<circle class=\"c{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\"/>", i % 8, x.place(columns.steps[j]), y.place(columns.mean[j]));
-    plotted["series"].push_back({{"name", all[i].name}, {"color", i % 8}, {"x", numbers(columns.steps)}, {"y", numbers(columns.mean)}});
+        if (std::isfinite(columns.mean[j])) t += fmt::format("<circle class=\"c{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\"/>", i % kLineColors, x.place(columns.steps[j]), y.place(columns.mean[j]));
+    plotted["series"].push_back({{"name", all[i].name}, {"color", i % kLineColors}, {"x", numbers(columns.steps)}, {"y", numbers(columns.mean)}});
   }
   plotted["low"] = x.low, plotted["high"] = x.high;
   return t;
@@ -184,8 +186,8 @@ std::string stacked_svg(const Chart& c, nlohmann::json& plotted) {
     for (size_t i = 0; i < steps.size(); ++i) above[i] = below[i] + value(l, i);
     for (size_t i = 0; i < steps.size(); ++i) d += fmt::format("{}{:.1f},{:.1f}", i ? "L" : "M", x.place(steps[i]), y.place(above[i]));
     for (size_t i = steps.size(); i-- > 0;) d += fmt::format("L{:.1f},{:.1f}", x.place(steps[i]), y.place(below[i]));
-    areas += fmt::format("<path class=\"area c{}\" d=\"{}Z\"/>", l % 9, d);
-    plotted["series"].push_back({{"name", c.series[l].name}, {"color", l % 9}, {"x", numbers(steps)}, {"y", numbers(layers[l].mean)}});
+    areas += fmt::format("<path class=\"area c{}\" d=\"{}Z\"/>", l % kAreaColors, d);
+    plotted["series"].push_back({{"name", c.series[l].name}, {"color", l % kAreaColors}, {"x", numbers(steps)}, {"y", numbers(layers[l].mean)}});
     below = above;
   }
   plotted["low"] = x.low, plotted["high"] = x.high;
@@ -197,7 +199,7 @@ std::string legend(const Chart& c) {
   all.insert(all.end(), c.dots.begin(), c.dots.end());
   if (c.kind == Chart::Kind::heat || (all.size() == 1 && c.dots.empty())) return "";
   std::string t = "<ul class=\"legend\">";
-  for (size_t i = 0; i < all.size(); ++i) t += fmt::format("<li><i class=\"k{}\"></i>{}</li>", i % (c.kind == Chart::Kind::stacked ? 9 : 8), escaped(all[i].name));
+  for (size_t i = 0; i < all.size(); ++i) t += fmt::format("<li><i class=\"k{}\"></i>{}</li>", i % (c.kind == Chart::Kind::stacked ? kAreaColors : kLineColors), escaped(all[i].name));
   return t + "</ul>";
 }
 

@@ -12,14 +12,14 @@ double document_flops(const ForwardFlops& f, Stage stage, int64_t tokens) {
   return per_token * static_cast<double>(tokens);
 }
 
-double FlopCounter::sequence(const HostSequence& s) {
+double FlopCounter::sequence(const HostSequence& s, Stage stage) {
   double flops = 0;
   for (size_t d = 0; d + 1 < s.document_starts.size(); ++d) {
     const int64_t tokens = s.document_starts[d + 1] - s.document_starts[d];
     if (tokens == 0) continue;
-    const auto [entry, is_new] = of_document_.try_emplace(tokens);
-    if (is_new) entry->second = document_flops(model_.forward_flops(tokens), stage_, tokens);
-    flops += entry->second;
+    const auto [entry, is_new] = forward_.try_emplace(tokens);
+    if (is_new) entry->second = model_.forward_flops(tokens);
+    flops += document_flops(entry->second, stage, tokens);
   }
   return flops;
 }

@@ -16,13 +16,12 @@ namespace hyscale {
 
 class FlopCounter {
  public:
-  FlopCounter(const Model& model, Stage stage) : model_(model), stage_(stage) {}
-  double sequence(const HostSequence&);
+  explicit FlopCounter(const Model& model) : model_(model) {}
+  double sequence(const HostSequence&, Stage);
 
  private:
   const Model& model_;
-  Stage stage_;
-  std::map<int64_t, double> of_document_;  // by its tokens
+  std::map<int64_t, ForwardFlops> forward_;  // of a document, by its tokens
 };
 double document_flops(const ForwardFlops&, Stage, int64_t document_tokens);
 

@@ -76,6 +76,7 @@ class Step {
   SelectionStore& selections() { return selections_; }
   // Expert choices to record into or replay from, for every pass from now on; null: neither.
   void use_routing(RoutingStore* routing) { routing_ = routing; }
+  Stage stage() const { return options_.stage; }
   // Samples selections in the first micro-batch of every step from now on; null: none.
   void watch(SelectionHealth* health) { health_ = health; }
   Stream stream() const { return {}; }

@@ -1,5 +1,6 @@
 #include "train/step_profile.h"
 
+#include <initializer_list>
 #include <string_view>
 
 #include "core/range.h"
@@ -9,19 +10,30 @@ namespace {
 
 constexpr const char kRest[] = "the rest";
 
-// The outermost range of an op decides: a product inside the LM head is the head's. kRest: does not say.
-const char* part_of(std::string_view name) {
-  struct Part {
-    const char *prefix, *part;
-  };
-  constexpr Part known[] = {
-      {"flash_topk", "selection"}, {"sparse_attention", "attention"}, {"dense_attention", "attention"}, {"index_loss", "index loss"}, {"dense_index_loss", "index loss"},
-      {"gemm", "products"}, {"grouped_gemm", "experts"}, {"router", "experts"}, {"make_expert_order", "experts"}, {"gather_rows", "experts"},
-      {"combine_rows", "experts"}, {"balance", "experts"}, {"lm_head_loss", "head and loss"}, {"adamw", "optimizer"}, {"sum_of_squares", "optimizer"},
-      {"clip_gate", "optimizer"}, {"barrier", "communication"}, {"broadcast", "communication"}, {"all_", "communication"}, {"reduce_scatter", "communication"},
-      {"exchange", "communication"}};
-  for (const Part& p : known)
-    if (name.starts_with(p.prefix)) return p.part;
+struct Part {
+  const char* name;
+  std::initializer_list<const char*> ops;  // what their names begin with
+};
+const Part kParts[] = {
+    {"selection", {"flash_topk"}},
+    {"attention", {"sparse_attention", "dense_attention", "block_attention", "attended_rows"}},
+    {"index loss", {"index_loss", "dense_index_loss"}},
+    {"products", {"gemm"}},
+    {"experts", {"grouped_gemm", "router", "hash_route", "make_expert_order", "gather_rows", "combine_rows", "balance"}},
+    {"head and loss", {"lm_head_loss"}},
+    {"optimizer", {"adamw", "muon", "newton_schulz", "sum_of_squares", "clip_gate"}},
+    {"communication", {"barrier", "broadcast", "all_", "reduce_scatter", "exchange"}},
+    {"linear attention", {"gated_delta", "delta_gates", "short_conv"}},
+    {"compression", {"compressor", "block_pool"}},
+    {"hyper-connections", {"hc_", "streams_"}},
+    {"n-gram memory", {"ngram_"}},
+};
+
+// kRest: the range does not say.
+const char* part_of(std::string_view range) {
+  for (const Part& part : kParts)
+    for (const char* op : part.ops)
+      if (range.starts_with(op)) return part.name;
   return kRest;
 }
 

@@ -21,7 +21,8 @@ class StepProfile {
   struct Seconds {
     // "forward layers", "head and loss", "backward layers" (with recomputation), "optimizer", "the rest".
     std::map<std::string, double> phases;
-    // "selection", "attention", "index loss", "products", "experts", "head and loss", "optimizer", "communication", "the rest".
+    // By the outermost op: a product inside the LM head is the head's. "selection", "attention", "index loss", "products", "experts", "head and loss", "optimizer", "communication", "the rest";
+    // and what families add: "linear attention", "compression", "hyper-connections", "n-gram memory".
     std::map<std::string, double> parts;
   };
   // Synchronises.

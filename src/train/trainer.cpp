@@ -47,8 +47,7 @@ std::string checkpoint_dtype(const Config& c, Device device) {
 }  // namespace
 
 Trainer::Trainer(const Config& config, const std::string& resume, Device device, ProcessGroups& groups)
-    : config_(config), device_(device), groups_(groups), model_(make_model(config, &groups)), schedule_(make_schedule(config)),
-      flops_(*model_, config.model.stage == "warmup" ? Stage::warmup : Stage::sparse), peak_flops_(peak_flops(device_name(device))), profile_(device), queue_(config.checkpoint.asynchronous), watchdog_(config.run.hang_seconds, groups.hosts->rank()) {
+    : config_(config), device_(device), groups_(groups), model_(make_model(config, &groups)), schedule_(make_schedule(config)), instruments_(config, *model_, device, groups), queue_(config.checkpoint.asynchronous), watchdog_(config.run.hang_seconds, groups.hosts->rank()) {
   started_ = std::chrono::steady_clock::now();
   const std::string& directory = config_.checkpoint.directory;
   const std::string checkpoint = resume.empty() ? "" : find_checkpoint(directory, resume);
@@ -56,8 +55,6 @@ Trainer::Trainer(const Config& config, const std::string& resume, Device device,
     throw UserError(concat(directory, ": already holds ", list_checkpoints(directory).back().second, "; continue it with --resume latest, or set checkpoint.directory to a new folder"));
   if (config_.model.stage == "warmup" && !device_.is_cuda() && checkpoint_dtype(config_, device_) == "bfloat16")
     throw UserError("checkpoint.dtype: bfloat16 would round the frozen weights of model.stage warmup; expected auto or float32");
-  if (config_.run.profile_steps > 0 && !device_.is_cuda())
-    throw UserError(concat("run.profile_steps: ", config_.run.profile_steps, ", but the run is on ", to_string(device_), "; a profiler captures steps on cuda only"));
   const Plan plan = make_plan(config_, groups_.hosts->rank());
   if (!plan.fits())
     throw UserError(concat("the run needs ", plan.total_bytes() >> 20, " MiB on ", to_string(device_), ", available are ", plan.limit >> 20,
@@ -82,15 +79,13 @@ Trainer::Trainer(const Config& config, const std::string& resume, Device device,
   options.reserve = plan.step;
   step_ = std::make_unique<Step>(*model_, options);
   optimizer_ = std::make_unique<Optimizer>(store, optimizer_options(config_), device_, groups_.world.get());
-  if (config_.run.selection_health_every > 0) health_.emplace(model_->num_selecting_layers());
   if (!checkpoint.empty()) restore(checkpoint);
   first_step_ = step_number_;
   groups_.hosts->barrier();  // every rank has read what it resumes from
   if (!leads()) return;
   fs::create_directories(directory);
   write_text_file(directory + "/config.yaml", config_yaml(config_));
-  metrics_.emplace(directory + "/metrics.jsonl", step_number_);
-  if (config_.run.tensorboard) events_.emplace(directory + "/tensorboard", step_number_ + 1);
+  metrics_.emplace(directory + "/metrics.jsonl", step_number_, config_.run.tensorboard ? directory + "/tensorboard" : "");
   if (!checkpoint.empty()) spdlog::info("resumed from {} at step {}", checkpoint, step_number_);
   if (checkpoint.empty() && !resume.empty()) spdlog::info("no checkpoint in {} yet: starting anew", directory);
 }
@@ -123,13 +118,8 @@ void Trainer::restore(const std::string& path) {
 
 Trainer::Outcome Trainer::train_one() {
   const auto start = std::chrono::steady_clock::now();
-  const auto due = [next = step_number_ + 1](int64_t every) { return every > 0 && next % every == 0; };
   Outcome o;
-  const bool timed = due(config_.run.parts_every);
-  if (timed) profile_.begin();
-  o.selection_health = health_ && due(config_.run.selection_health_every);
-  if (o.selection_health) health_->begin();
-  step_->watch(o.selection_health ? &*health_ : nullptr);
+  instruments_.begin_step(step_number_ + 1, *step_);
   std::vector<LoadedSequence> loaded;
   std::vector<HostSequence> sequences;
   StepTotals totals;
@@ -137,7 +127,7 @@ Trainer::Outcome Trainer::train_one() {
     loaded.push_back(loader_->next());
     sequences.push_back(to_host_sequence(loaded.back()));
     totals.add(sequences.back(), model_->mtp_depths());
-    o.flops += flops_.sequence(sequences.back());
+    instruments_.count(sequences.back());
   }
   const int64_t calls_before = step_->selections().selector_calls(), sent_before = sent_bytes();
   step_->begin(totals);
@@ -153,8 +143,7 @@ Trainer::Outcome Trainer::train_one() {
   o.selector_calls = step_->selections().selector_calls() - calls_before;
   o.context = step_->take_context_times();
   o.sent_bytes = sent_bytes() - sent_before;
-  if (o.selection_health) groups_.hosts->all_reduce(Tensor(health_->sums().data(), DType::f64, Device{}, {static_cast<int64_t>(health_->sums().size())}), ReduceOp::sum, {});
-  if (timed) o.parts = profile_.finish();
+  instruments_.end_step();
   o.seconds = seconds_since(start);
   ++step_number_;
   tokens_ += o.tokens;
@@ -180,48 +169,23 @@ void Trainer::record(const Outcome& o, double lr) {
   nlohmann::json line{{"step", step_number_}, {"loss", number(o.losses.lm)}, {"index_loss", number(o.losses.index)}, {"balance_loss", number(o.losses.balance)},
                       {"lr", lr}, {"grad_norm", number(o.update.norm)}, {"indexer_grad_norm", number(o.update.indexer_norm)}, {"applied", o.update.applied},
                       {"tokens", tokens_}, {"labels", o.labels}, {"seconds", o.seconds}, {"tokens_per_second", static_cast<double>(o.tokens) / o.seconds},
-                      {"model_flops", o.flops}, {"mfu", nullptr},
                       {"selector_calls", o.selector_calls}, {"peak_bytes", peak_bytes(device_)}};
+  instruments_.record(o.seconds, line);
   if (groups_.sizes.world() > 1) line["sent_bytes"] = o.sent_bytes;
   if (groups_.sizes.context > 1) {
     line["context_transfer_seconds"] = o.context.transfer_ms / 1000;
     line["context_wait_seconds"] = o.context.wait_ms / 1000;
   }
-  if (const auto used = mfu(o)) line["mfu"] = *used;
-  if (o.parts) line["seconds_of_phase"] = o.parts->phases, line["seconds_of_part"] = o.parts->parts;
-  if (o.selection_health)
-    for (const SelectionHealth::Means& m : health_->means()) {
-      line["selection_recall"].push_back(number(m.recall));
-      line["selection_shared_by_neighbours"].push_back(number(m.neighbours));
-      line["selection_shared_with_layer_below"].push_back(number(m.below));
-      line["selection_tied"].push_back(number(m.tied));
-    }
   for (double v : o.losses.index_of_layer) line["index_loss_of_layer"].push_back(number(v));
   if (model_->mtp_depths() > 0) line["mtp_loss"] = number(o.losses.mtp);
-  write(line);
-}
-
-void Trainer::write(const nlohmann::json& line) {
   metrics_->write(line);
-  if (events_) events_->write(line);
-}
-
-std::optional<double> Trainer::mfu(const Outcome& o) const { return model_flops_utilization(o.flops, o.seconds, groups_.sizes.world(), peak_flops_); }
-
-// The window ends with the run where that is sooner: a profiler writes its report at the end of the process as well.
-void Trainer::capture_before_step() const {
-  if (config_.run.profile_steps > 0 && step_number_ + 1 == config_.run.profile_start) start_capture();
-}
-
-void Trainer::capture_after_step() const {
-  if (config_.run.profile_steps > 0 && step_number_ + 1 == config_.run.profile_start + config_.run.profile_steps) stop_capture();
 }
 
 void Trainer::progress(const Outcome& o, double lr) const {
   const double per_step = seconds_since(started_) / static_cast<double>(step_number_ - first_step_);
   spdlog::info("step {}/{}  loss {:.4f}  index {:.4f}{}  grad {:.3f}  lr {:.2e}  {:.0f} tokens/s  MFU {}  ETA {}", step_number_, config_.train.steps, o.losses.lm,
                o.losses.index, model_->mtp_depths() > 0 ? fmt::format("  mtp {:.4f}", o.losses.mtp) : "", o.update.norm, lr,
-               static_cast<double>(o.tokens) / o.seconds, mfu_text(mfu(o)), clock_text(per_step * static_cast<double>(config_.train.steps - step_number_)));
+               static_cast<double>(o.tokens) / o.seconds, mfu_text(instruments_.mfu(o.seconds)), clock_text(per_step * static_cast<double>(config_.train.steps - step_number_)));
 }
 
 void Trainer::evaluate_and_record() {
@@ -229,7 +193,7 @@ void Trainer::evaluate_and_record() {
   const std::optional<StepLosses> losses = step_->evaluate(validation_, [&] { return agreed_stop() != 0; });
   if (!leads()) return;
   if (!losses) return spdlog::info("step {}: evaluation cut short by {}", step_number_, stop_name(stop_));
-  write({{"step", step_number_}, {"validation_loss", losses->lm}, {"seconds", seconds_since(start)}});
+  metrics_->write({{"step", step_number_}, {"validation_loss", losses->lm}, {"seconds", seconds_since(start)}});
   spdlog::info("step {}: validation loss {:.4f} over {} sequences", step_number_, losses->lm, validation_.size());
 }
 
@@ -310,9 +274,7 @@ ExitCode Trainer::run() {
   const auto due = [&](int64_t every) { return every > 0 && step_number_ % every == 0; };
   while (step_number_ < config_.train.steps) {
     const double lr = schedule_.rate(step_number_ + 1);
-    capture_before_step();
     const Outcome o = train_one();
-    capture_after_step();
     watchdog_.started();
     if (leads()) record(o, lr);
     if (leads() && (due(config_.run.log_every) || step_number_ == config_.train.steps)) progress(o, lr);

@@ -8,11 +8,9 @@
 #include "data/loader.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/write_queue.h"
-#include "train/event_file.h"
+#include "train/instruments.h"
 #include "train/metrics.h"
-#include "train/rates.h"
 #include "train/setup.h"
-#include "train/step_profile.h"
 #include "train/watchdog.h"
 
 namespace hyscale {
@@ -41,9 +39,7 @@ class Trainer {
     StepLosses losses;
     Optimizer::Result update;
     int64_t tokens = 0, labels = 0, selector_calls = 0;
-    double seconds = 0, flops = 0;
-    std::optional<StepProfile::Seconds> parts;  // of the steps of run.parts_every
-    bool selection_health = false;              // health_ holds this step's
+    double seconds = 0;
     Ring::Times context;
     int64_t sent_bytes = 0;
   };
@@ -52,10 +48,6 @@ class Trainer {
   void restore(const std::string& path);
   Outcome train_one();
   void record(const Outcome&, double lr);
-  void write(const nlohmann::json& line);
-  std::optional<double> mfu(const Outcome&) const;
-  void capture_before_step() const;
-  void capture_after_step() const;
   void progress(const Outcome&, double lr) const;
   void report_not_finite(const Outcome&, const std::vector<LoadedSequence>&);
   void evaluate_and_record();
@@ -77,12 +69,8 @@ class Trainer {
   std::vector<HostSequence> validation_;
   std::unique_ptr<Step> step_;
   std::unique_ptr<Optimizer> optimizer_;
-  FlopCounter flops_;
-  std::optional<double> peak_flops_;  // of one rank's device
-  StepProfile profile_;
-  std::optional<SelectionHealth> health_;
+  Instruments instruments_;
   std::optional<Metrics> metrics_;
-  std::optional<EventFile> events_;
   // A checkpoint that is being written.
   struct Save {
     int64_t step = 0;

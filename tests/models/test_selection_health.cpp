@@ -4,8 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "models/selection_store.h"
-#include "tests/support/tensors.h"
+#include "tests/support/model_runs.h"
 
 namespace hyscale {
 namespace {
@@ -21,19 +20,15 @@ struct Problem {
   HostTensor q = random({tokens, kHeads, kWidth}, 1), kv = random({tokens, kWidth}, 2);
   HostTensor index_q = random({tokens, kIndexHeads, kIndexWidth}, 3), weights = random({tokens, kIndexHeads}, 4), keys = random({tokens, kIndexWidth}, 5);
   HostTensor begin, end;
-  PackedSequence sequence;
   Arena scratch{Device{}, "workspace"};
   Context ctx;
 
   Problem(const std::vector<int32_t>& starts, int64_t k_) : tokens(starts.back()), k(k_), begin(DType::i32, {tokens}), end(DType::i32, {tokens}) {
     for (size_t d = 0; d + 1 < starts.size(); ++d)
       for (int32_t t = starts[d]; t < starts[d + 1]; ++t) begin.i32()[t] = starts[d], end.i32()[t] = t + 1;
-    sequence.key_begin = begin;
-    sequence.key_end = end;
-    ctx.sequence = &sequence;
     ctx.scratch = &scratch;
   }
-  SelectionHealth::Layer layer(int slot) const { return {slot, k, q, kv, kValues, 0.3f, index_q, weights, keys}; }
+  SelectionHealth::Layer layer(int slot) const { return {slot, k, q, kv, kValues, 0.3f, index_q, weights, keys, begin, end}; }
 
   // Visible keys, best first, with minus their score.
   std::vector<std::pair<double, int32_t>> ranking(int64_t t) const {
@@ -146,10 +141,33 @@ TEST(SelectionHealth, MetaCountsTheMemoryThatIsUsed) {
   ctx.device = Device{DeviceType::meta};
   ctx.scratch = &scratch;
   SelectionHealth::Layer l = p.layer(0);
-  for (Tensor* t : {&l.q, &l.kv, &l.index_q, &l.index_weights, &l.index_keys}) *t = Tensor(nullptr, t->dtype(), ctx.device, t->shape());
+  for (Tensor* t : {&l.q, &l.kv, &l.index_q, &l.index_weights, &l.index_keys, &l.key_begin, &l.key_end}) *t = Tensor(nullptr, t->dtype(), ctx.device, t->shape());
   SelectionHealth planned(1);
   planned.observe(ctx, l);
   EXPECT_EQ(scratch.peak_bytes(), p.scratch.peak_bytes());
+}
+
+TEST(SelectionHealth, EveryFamilyIsObservedAndChangesNoBit) {
+  for (const char* family : {"glm51", "glm52_shared", "deepseek_v4"}) {
+    const nlohmann::json config = read_hf_config(std::string("tests/goldens/") + family + "/config.json");
+    const auto watched = test::make_random(config), plain = test::make_random(config);
+    const HostSequence s = test::sequence({300, 20});
+    SelectionHealth health(watched->num_selecting_layers());
+    Step step(*watched, test::run_options(Recompute::layer));
+    step.watch(&health);
+    StepTotals totals;
+    totals.add(s, 0);
+    step.begin(totals);
+    step.micro_batch(s, true);
+    test::train_once(*plain, test::run_options(Recompute::layer), {s});
+    EXPECT_TRUE(test::gradients_of(*watched) == test::gradients_of(*plain)) << family;
+    for (const SelectionHealth::Means& m : health.means()) {
+      EXPECT_EQ(m.queries, 8) << family;
+      EXPECT_GT(m.recall, 0) << family;
+      EXPECT_LE(m.recall, 1 + 1e-5) << family;
+      EXPECT_GT(m.neighbours, 0) << family;
+    }
+  }
 }
 
 }  // namespace

@@ -15,15 +15,11 @@ struct Case {
 
 SelectionHealth::Means measure(Device device, const Case& c, const std::vector<Both>& inputs) {
   Arena scratch(device, "workspace");
-  PackedSequence sequence;
-  sequence.key_begin = inputs[5][device];
-  sequence.key_end = inputs[6][device];
   Context ctx;
   ctx.device = device;
-  ctx.sequence = &sequence;
   ctx.scratch = &scratch;
   SelectionHealth health(1);
-  health.observe(ctx, {0, c.k, inputs[0][device], inputs[1][device], c.values, 0.06f, inputs[2][device], inputs[3][device], inputs[4][device]});
+  health.observe(ctx, {0, c.k, inputs[0][device], inputs[1][device], c.values, 0.06f, inputs[2][device], inputs[3][device], inputs[4][device], inputs[5][device], inputs[6][device]});
   return health.means()[0];
 }
 

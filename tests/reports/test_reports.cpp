@@ -10,10 +10,8 @@
 #include "config/config.h"
 #include "data/indexed_dataset.h"
 #include "kernels/rope/rope.h"
-#include "models/registry.h"
+#include "tests/support/model_runs.h"
 #include "tests/support/processes.h"
-#include "tests/support/tensors.h"
-#include "train/step.h"
 
 namespace hyscale {
 namespace {
@@ -22,41 +20,20 @@ using test::contains;
 using test::HostTensor;
 using test::TemporaryFolder;
 
-// Documents of these lengths, of random tokens; the labels of each are its next tokens.
-HostSequence documents(const std::vector<int32_t>& lengths, uint64_t seed = 5) {
-  const Rng rng(seed);
-  std::vector<int32_t> tokens, labels, starts{0};
-  for (const int32_t n : lengths) {
-    for (int32_t i = 0; i < n; ++i) tokens.push_back(static_cast<int32_t>(rng.below(tokens.size(), 160)));
-    starts.push_back(static_cast<int32_t>(tokens.size()));
-  }
-  labels.assign(tokens.size(), -1);
-  for (size_t d = 0; d + 1 < starts.size(); ++d)
-    for (int32_t t = starts[d]; t + 1 < starts[d + 1]; ++t) labels[static_cast<size_t>(t)] = tokens[static_cast<size_t>(t + 1)];
-  return make_host_sequence(tokens, labels, starts);
-}
-
 // Calls for the part of every context rank.
 void for_parts(const HostSequence& s, int ranks, ContextOrder order, const std::function<void(const PackedSequence&)>& call) {
   const ContextLayout layout(static_cast<int64_t>(s.tokens.size()), ranks, order);
   for (int rank = 0; rank < ranks; ++rank) {
     Arena arena(Device{}, "part");
-    call(to_device(s, layout.segments(rank), 0, arena, {}));
+    call(to_device(s, layout.segments(rank), {}, arena, {}));
   }
 }
 
-std::unique_ptr<Model> tiny_model(const ModelOptions& options = {}) {
-  nlohmann::json c = read_hf_config("tests/goldens/glm51/config.json");
-  if (options.mtp) c["num_nextn_predict_layers"] = 1, c["index_share_for_mtp_iteration"] = false;
-  std::unique_ptr<Model> model = make_model(c, "config.json", options);
-  model->parameters().allocate(Device{}, DType::f32);
-  model->parameters().initialize(3, 0.1f);
-  return model;
-}
+nlohmann::json tiny_config() { return read_hf_config("tests/goldens/glm51/config.json"); }
 
 TEST(Reports, U02_TheDivisorCountsTheLabelsOfAllRanks) {
   // Two data ranks with two context ranks each: 3 and 5, 7 and 1 labels.
-  std::vector<HostSequence> sequences(2, documents({512}));
+  std::vector<HostSequence> sequences(2, test::sequence({512}));
   const std::vector<std::vector<int>> counts{{3, 5}, {7, 1}};
   StepTotals totals;
   int64_t in_parts = 0;
@@ -79,45 +56,27 @@ TEST(Reports, U02_TheDivisorCountsTheLabelsOfAllRanks) {
 }
 
 TEST(Reports, U04_EveryLossWeighsItsTermsOnceHoweverTheStepIsCut) {
+  nlohmann::json config = tiny_config();
+  config["num_nextn_predict_layers"] = 1;
+  config["index_share_for_mtp_iteration"] = false;
   const ModelOptions mtp{.mtp = true, .mtp_depths = 2};
-  const StepOptions options{.index_coefficient = 1, .balance_coefficient = 0.01, .mtp_coefficient = 0.3};
-  std::vector<StepLosses> losses;
-  std::vector<std::vector<float>> gradients;
-  for (const std::vector<std::vector<int32_t>>& cut : {std::vector<std::vector<int32_t>>{{50, 7, 21}}, {{50}, {7}, {21}}}) {
-    const auto model = tiny_model(mtp);
-    Step step(*model, options);
-    const HostSequence whole = documents({50, 7, 21});
-    std::vector<HostSequence> sequences;
-    int32_t at = 0;
-    for (const auto& lengths : cut) {
-      std::vector<int32_t> starts{0};
-      for (const int32_t n : lengths) starts.push_back(starts.back() + n);
-      sequences.push_back(make_host_sequence({whole.tokens.begin() + at, whole.tokens.begin() + at + starts.back()}, {whole.labels.begin() + at, whole.labels.begin() + at + starts.back()}, starts));
-      at += starts.back();
-    }
-    StepTotals totals;
-    for (const HostSequence& s : sequences) totals.add(s, 2);
-    step.begin(totals);
-    for (const HostSequence& s : sequences) step.micro_batch(s, &s == &sequences.back());
-    losses.push_back(step.losses());
-    gradients.emplace_back();
-    for (const Parameter& p : model->parameters().all())
-      if (p.grad.defined()) gradients.back().insert(gradients.back().end(), p.grad.f32(), p.grad.f32() + p.grad.elements());
+  const HostSequence whole = test::sequence({50, 7, 21});
+  std::vector<HostSequence> parts;
+  for (size_t d = 0; d < 3; ++d) {
+    const auto first = whole.document_starts[d], last = whole.document_starts[d + 1];
+    parts.push_back(make_host_sequence({whole.tokens.begin() + first, whole.tokens.begin() + last}, {whole.labels.begin() + first, whole.labels.begin() + last}, {0, last - first}));
   }
+  const auto one = test::make_random(config, mtp), three = test::make_random(config, mtp);
+  const StepLosses a = test::train_once(*one, test::run_options(), {whole}).losses, b = test::train_once(*three, test::run_options(), parts).losses;
   for (const auto part : {&StepLosses::lm, &StepLosses::mtp, &StepLosses::index, &StepLosses::balance}) {
-    EXPECT_GT(losses[0].*part, 0);
-    EXPECT_NEAR(losses[1].*part, losses[0].*part, 1e-5 * losses[0].*part);
+    EXPECT_GT(a.*part, 0);
+    EXPECT_NEAR(b.*part, a.*part, 1e-5 * a.*part);
   }
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < gradients[0].size(); ++i) {
-    const double d = double{gradients[1][i]} - gradients[0][i];
-    difference += d * d, norm += double{gradients[0][i]} * gradients[0][i];
-  }
-  EXPECT_LT(std::sqrt(difference / norm), 1e-5);
+  EXPECT_LT(test::relative_difference(test::gradients_of(*three), test::gradients_of(*one)), 1e-5);
 }
 
 TEST(Reports, U06_LabelsAreShiftedBeforeTheSequenceIsCut) {
-  const HostSequence s = documents({300, 1, 129, 600});
+  const HostSequence s = test::sequence({300, 1, 129, 600});
   std::vector<std::pair<int32_t, int32_t>> whole;
   for (size_t t = 0; t < s.tokens.size(); ++t) whole.emplace_back(s.tokens[t], s.labels[t]);
   std::sort(whole.begin(), whole.end());
@@ -133,7 +92,7 @@ TEST(Reports, U06_LabelsAreShiftedBeforeTheSequenceIsCut) {
 }
 
 TEST(Reports, U07_NoTokenOfOddDocumentsIsLost) {
-  const HostSequence s = documents({7, 1, 13, 64, 2, 501});
+  const HostSequence s = test::sequence({7, 1, 13, 64, 2, 501});
   for (const int ranks : {1, 2, 4, 8}) {
     std::vector<int32_t> of_document(6);
     std::vector<int32_t> bounds;  // (begin, end) of every query
@@ -149,9 +108,9 @@ TEST(Reports, U07_NoTokenOfOddDocumentsIsLost) {
 }
 
 TEST(Reports, U08_DocumentsThatEndInsideABlockAreTheSameAlone) {
-  const auto model = tiny_model();
+  const auto model = test::make_random(tiny_config());
   Step step(*model, {});
-  const HostSequence packed = documents({781, 1267});
+  const HostSequence packed = test::sequence({781, 1267});
   const std::vector<float> all = step.logits(packed);
   for (const auto& [first, last] : {std::pair{0, 781}, {781, 2048}}) {
     const HostSequence alone = make_host_sequence({packed.tokens.begin() + first, packed.tokens.begin() + last}, std::vector<int32_t>(static_cast<size_t>(last - first), -1), {0, last - first});
@@ -189,7 +148,7 @@ TEST(Reports, U15_RopeKnowsNeighboursAtAMillionTokens) {
 }
 
 TEST(Reports, U21_TiedEmbeddingsAreRefusedSoNoShardIsEmpty) {
-  nlohmann::json c = read_hf_config("tests/goldens/glm51/config.json");
+  nlohmann::json c = tiny_config();
   c["tie_word_embeddings"] = true;
   try {
     make_model(c, "config.json", {});

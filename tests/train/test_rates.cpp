@@ -40,8 +40,8 @@ TEST(Reports, U25_MfuCountsSelectedKeysAndOnlyKnownPeaks) {
     return flops;
   };
   for (const Stage stage : {Stage::sparse, Stage::warmup}) {
-    FlopCounter counter(*model, stage);
-    const double one = counter.sequence(documents({0, 96})), packed = counter.sequence(documents({0, 40, 40, 41, 96}));
+    FlopCounter counter(*model);
+    const double one = counter.sequence(documents({0, 96}), stage), packed = counter.sequence(documents({0, 40, 40, 41, 96}), stage);
     EXPECT_NEAR(one, by_hand({96}, stage), 1e-9 * one);
     EXPECT_NEAR(packed, by_hand({40, 1, 55}, stage), 1e-9 * packed);
     EXPECT_LT(packed, one);  // what documents hide from each other is not counted
