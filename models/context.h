@@ -82,6 +82,7 @@ struct LossSums {
 // Selections of one micro-batch, one per selecting layer: written in forward, read in recompute and by shared layers.
 class SelectionStore;
 struct RoutingStore;
+class SelectionHealth;
 
 struct Context {
   Device device;
@@ -94,6 +95,7 @@ struct Context {
   LossSums* sums = nullptr;
   SelectionStore* selections = nullptr;
   RoutingStore* routing = nullptr;  // absent: experts are chosen and not recorded
+  SelectionHealth* health = nullptr;  // present: it samples each indexer's selection in this pass
   Ring* ring = nullptr;  // of the ranks that hold parts of this sequence; null: it is whole here
   Communicator* experts = nullptr;  // ranks that share out the experts; null: all are here
   bool last_micro_batch = true;  // of this rank in this step: gradients are complete behind it

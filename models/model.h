@@ -20,6 +20,7 @@ struct ForwardFlops {
   double linear = 0;     // matrix products with the active weights, LM head included
   double attention = 0;  // attention over the selected keys
   double selector = 0;   // index scores of every visible key
+  double dense_attention = 0;  // attention over every visible key, as the warm-up stage computes it
 };
 
 class Model {

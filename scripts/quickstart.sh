@@ -12,7 +12,7 @@ if [ ${#text[@]} -eq 0 ]; then text=(src kernels models tests/kernels docs READM
 
 scripts/setup.sh
 cmake --preset release > /dev/null
-cmake --build --preset release --target hyscale-train hyscale-data hyscale-checkpoint
+cmake --build --preset release --target hyscale-train hyscale-data hyscale-checkpoint hyscale-report
 tools=build/src/tools
 
 # An earlier run is kept aside, never overwritten.
@@ -21,6 +21,7 @@ if [ -e quickstart ]; then mv quickstart "quickstart.$(date +%Y%m%d-%H%M%S)"; fi
 "$tools/hyscale-data" inspect quickstart/data/text | tee quickstart/data/summary.txt
 "$tools/hyscale-train" --config configs/quickstart.yaml
 "$tools/hyscale-checkpoint" export quickstart/run/latest quickstart/exported
+"$tools/hyscale-report" quickstart/run
 # The exported model, read back, on the same validation text: one step at learning rate 0 evaluates it.
 "$tools/hyscale-train" --config configs/quickstart.yaml --set model.weights=quickstart/exported --set train.steps=1 --set optimizer.lr=0 \
   --set schedule.min_lr=0 --set schedule.warmup_steps=0 --set loss.router_bias_update_rate=0 --set checkpoint.directory=quickstart/check > quickstart/check.log
@@ -37,6 +38,7 @@ validation loss, exported model  $exported
 
 data set       quickstart/data/text.bin, .idx
 metrics        quickstart/run/metrics.jsonl
+report         quickstart/run/report.html
 checkpoint     quickstart/run/latest            (continue: $tools/hyscale-train --config configs/quickstart.yaml --resume latest --set train.steps=1000)
 Hugging Face   quickstart/exported              (loads in transformers as it is)
 END

@@ -71,6 +71,7 @@ void cross_entropy(const CrossEntropy& c) {
 }
 
 void lm_head_loss(const LmHeadLoss& l) {
+  const Range range("lm_head_loss");
   check_shape(l.weight, "weight", {-1, l.h.size(1)});
   check_tensor(l.labels, "labels", DType::i32, {l.h.size(0)});
   check_tensor(l.loss_sum, "loss_sum", DType::f64, {1});

@@ -9,6 +9,7 @@
 #include "kernels/sparse_attention/sparse_attention.h"
 #include "models/layers/context_rows.h"
 #include "models/layers/linear.h"
+#include "models/selection_health.h"
 #include "models/layers/token_reach.h"
 
 namespace hyscale {
@@ -127,6 +128,10 @@ Tensor SharedKvAttention::unturned_output(Context& ctx, const Tensor& inv_freq, 
 void SharedKvAttention::forward(Context& ctx, Pass pass, int slot, const Tensor& u, const Tensor& y, const Tensor& inv_freq, Saved& s) {
   project(ctx, u, inv_freq, s);
   join_rows(ctx, pass, slot, inv_freq, s);
+  if (ctx.health && indexer_ && pass == Pass::forward) {
+    const CompressedEntries& e = entries(ctx);
+    ctx.health->observe(ctx, {slot, k_, s.q, s.rows.slice(0, 0, e.all()), dims_, scale_, s.indexer.q, s.indexer.weights, s.indexer.all_keys, e.begin, e.end});
+  }
   const int64_t tokens = u.size(0);
   s.o = ctx.saved->allocate(ctx.activation, s.q.shape());
   s.lse = ctx.saved->allocate(DType::f32, {tokens, heads_});

@@ -3,6 +3,7 @@
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "models/layers/context_rows.h"
+#include "models/selection_health.h"
 
 namespace hyscale {
 
@@ -45,7 +46,14 @@ void DecoderLayer::forward(Context& ctx, Pass pass, int slot, const Tensor& x, c
   const Tensor kv = indexer_ ? indexer_->forward(ctx, pass, slot, s.u, s.attention.c_q, s.attention.kv, inv_freq, s.indexer)
                              : gather_context_rows(ctx, s.attention.kv, {}).kv;
   attention_.attend(ctx, kv, ctx.selections->get(slot, ctx.stream), y, s.attention);
+  if (pass == Pass::forward) sample_selection(ctx, slot, kv, s);
   feed_forward(ctx, pass, y, y, s);
+}
+
+void DecoderLayer::sample_selection(Context& ctx, int slot, const Tensor& kv, const Saved& s) {
+  if (!ctx.health || !indexer_ || !s.indexer.all_keys.defined()) return;
+  ctx.health->observe(ctx, {slot, k_, s.attention.q_absorbed, kv, attention_.value_width(), attention_.scale(), s.indexer.q, s.indexer.weights, s.indexer.all_keys,
+                            ctx.sequence->key_begin, ctx.sequence->key_end});
 }
 
 void DecoderLayer::norm_backward(Context& ctx, const Parameter& weight, const Tensor& x, const Tensor& rstd, const Tensor& dnormed, const Tensor& dy) {
@@ -78,6 +86,7 @@ void DecoderLayer::warmup(Context& ctx, int slot, const Tensor& x, const Tensor&
   Mla::Dense dense;
   const Tensor kv = indexer_ ? indexer_->warmup_forward(ctx, s.u, s.attention.c_q, s.attention.kv, inv_freq, s.indexer)
                              : gather_context_rows(ctx, s.attention.kv, {}).kv;
+  sample_selection(ctx, slot, kv, s);
   attention_.attend_dense(ctx, kv, inv_freq, y, s.attention, dense);
   if (indexer_) indexer_->warmup_backward(ctx, slot, inv_freq, s.attention.q, dense, attention_.scale(), s.indexer);
   feed_forward(ctx, Pass::evaluate, y, y, s);

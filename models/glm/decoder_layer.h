@@ -33,6 +33,7 @@ class DecoderLayer {
   Moe* moe() { return moe_ ? &*moe_ : nullptr; }
 
  private:
+  void sample_selection(Context&, int slot, const Tensor& kv, const Saved&);
   void attention_input(Context&, const Tensor& x, Saved&);
   void feed_forward(Context&, Pass, const Tensor& attention_out, const Tensor& y, Saved&);
   void norm_backward(Context&, const Parameter& weight, const Tensor& x, const Tensor& rstd, const Tensor& dnormed, const Tensor& dy);

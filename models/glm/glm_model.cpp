@@ -211,7 +211,8 @@ ForwardFlops GlmModel::forward_flops(int64_t tokens) const {
   const double score = 2.0 * static_cast<double>(x.num_heads * x.head_dim);
   double selecting = 0;
   for (bool owns : config_.selecting_layer) selecting += owns;
-  return {2.0 * static_cast<double>(num_active_elements()), pair * selected * static_cast<double>(config_.num_layers), score * visible * selecting};
+  const double layers = static_cast<double>(config_.num_layers), dense_pair = 2.0 * static_cast<double>(a.num_heads * (a.nope_dim + a.rope_dim + a.value_dim));
+  return {2.0 * static_cast<double>(num_active_elements()), pair * selected * layers, score * visible * selecting, dense_pair * visible * layers};
 }
 
 }  // namespace hyscale

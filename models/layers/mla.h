@@ -46,6 +46,7 @@ class Mla {
   };
   void attend_dense(Context&, const Tensor& kv, const Tensor& inv_freq, const Tensor& y, Saved&, Dense&);
   float scale() const { return config_.scale; }
+  int64_t value_width() const { return config_.kv_rank; }  // of a kv row, in absorbed form
 
  private:
   Tensor up_keys(const Tensor& kv_b) const;    // U of every head: [H, nope, R]

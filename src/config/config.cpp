@@ -95,6 +95,8 @@ void check_combinations(const Config& c, const YamlReader& r) {
   check_warmup(c, r);
   check_optimizer(c, r);
   check_guard(c, r);
+  if (c.run.profile_steps == 0 && c.run.profile_start != 1) r.fail("run.profile_start", "acts only with run.profile_steps above 0");
+  if (c.run.profile_steps > 0 && c.run.device == "cpu") r.fail("run.profile_steps", "captures what runs on a GPU, and run.device is cpu");
   if ((c.parallel.data * c.parallel.context) % c.parallel.expert != 0)
     r.fail("parallel.expert", concat(c.parallel.expert, " does not divide the ", c.parallel.data * c.parallel.context, " ranks of the job, parallel.data x parallel.context"));
   if (c.parallel.context == 1 && (c.parallel.context_order != "zigzag" || c.parallel.context_transport != "ring"))

@@ -78,6 +78,8 @@ struct Config {
     std::string device = "auto";
     int64_t log_every = 1, replica_check_every = 0;
     double hang_seconds = 600, time_limit_seconds = 0, straggler_factor = 2;
+    bool tensorboard = false;
+    int64_t parts_every = 10, selection_health_every = 0, profile_start = 1, profile_steps = 0;
   } run;
   struct Parallel {
     int64_t data = 1, context = 1, expert = 1;

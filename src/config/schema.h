@@ -136,6 +136,12 @@ void visit_rest(Visitor& v, Config& c) {
     s.field("replica_check_every", c.run.replica_check_every, Limits{0}, "Steps between checks that the weights which ranks share are equal, bit for bit; a difference ends the run. 0: no checks.");
     s.field("straggler_factor", c.run.straggler_factor, Limits{0},
             "The slowest rank is named when its computing took this many times the median of all; 0: no ranks are timed.");
+    s.field("parts_every", c.run.parts_every, Limits{0, 1e9}, "Steps between measurements of how a step's time divides among its parts; 0: none.");
+    s.field("selection_health_every", c.run.selection_health_every, Limits{0, 1e9},
+            "Steps between measurements of each indexer's selection on a few queries: recall of attention mass, overlaps, ties. 0: none.");
+    s.field("tensorboard", c.run.tensorboard, "Also write what metrics.jsonl holds as TensorBoard event files, into tensorboard/ of the run's folder.");
+    s.field("profile_start", c.run.profile_start, Limits{1, 1e12}, "First step that a profiler captures.");
+    s.field("profile_steps", c.run.profile_steps, Limits{0, 1e6}, "Steps that a profiler captures (cudaProfilerStart and cudaProfilerStop around them); 0: none. Needs device cuda.");
   });
   v.section("parallel", "Ranks, started with mpirun.", [&](auto& s) {
     s.field("data", c.parallel.data, Limits{1, 1e6}, "Ranks that work on different sequences of a step. data x context is the number of ranks of the job.");

@@ -109,6 +109,14 @@ int cuda_device_count() {
 #endif
 }
 
+std::string device_name(Device device) {
+#ifdef HYSCALE_HAS_CUDA
+  cudaDeviceProp properties;
+  if (device.is_cuda() && cudaGetDeviceProperties(&properties, device.index) == cudaSuccess) return properties.name;
+#endif
+  return to_string(device);
+}
+
 std::string cuda_device_identity(Device device) {
   char address[32] = "none";
 #ifdef HYSCALE_HAS_CUDA

@@ -8,6 +8,7 @@ namespace hyscale {
 
 bool built_with_cuda();
 int cuda_device_count();  // 0 without CUDA or without a usable driver
+std::string device_name(Device);  // "NVIDIA H200", "cpu", "meta"
 std::string cuda_device_identity(Device);  // its PCI address, the same whatever part of the host's devices a process sees
 size_t cuda_memory_bytes();  // of device 0; 0 where there is none
 

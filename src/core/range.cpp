@@ -8,6 +8,7 @@
 #include <thread>
 
 #ifdef HYSCALE_HAS_CUDA
+#include <cuda_profiler_api.h>
 #include <nvtx3/nvToolsExt.h>
 #endif
 
@@ -66,6 +67,18 @@ Range::~Range() {
 }
 
 void observe_ranges(std::function<void(const char*, bool)> f) { observer() = std::move(f); }
+
+void start_capture() {
+#ifdef HYSCALE_HAS_CUDA
+  cudaProfilerStart();
+#endif
+}
+
+void stop_capture() {
+#ifdef HYSCALE_HAS_CUDA
+  cudaProfilerStop();
+#endif
+}
 
 Activity current_activity() {
   Stack& s = stack();

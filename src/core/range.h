@@ -22,6 +22,10 @@ struct Activity {
 // From any thread.
 Activity current_activity();
 
+// Starts and ends what a profiler captures (Nsight Systems with --capture-range=cudaProfilerApi). Does nothing in builds without CUDA.
+void start_capture();
+void stop_capture();
+
 // Called on entering and leaving each range of the thread that runs steps, for profiles; an empty function ends it.
 void observe_ranges(std::function<void(const char* name, bool enters)>);
 

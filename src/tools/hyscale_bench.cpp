@@ -1,55 +1,99 @@
-// hyscale-bench: kernels against their floors and against the way of today's systems, each result checked.
+// hyscale-bench: a whole training step; in builds with CUDA also kernels against their floors and against the way of today's systems,
+// each result checked.
 #include <CLI/CLI.hpp>
+#include <iostream>
 
-#include "bench/bench.h"
+#include "bench/step_bench.h"
 #include "core/file.h"
 #include "tools/main.h"
+#ifdef HYSCALE_HAS_CUDA
+#include "bench/bench.h"
+#endif
 
 namespace hyscale {
 namespace {
 
-int run(int argc, char** argv) {
-  std::string json;
-  bool quick = false;
-  CLI::App app{"Times kernels on the GPU and checks their results."};
-  app.require_subcommand(1);
-  app.fallthrough();  // options may stand behind the subcommand
-  CLI::App* topk = app.add_subcommand("topk", "FlashTopK, and scores in a table with a radix select");
-  CLI::App* dense = app.add_subcommand("dense", "the warm-up stage's attention and index loss");
-  CLI::App* attention = app.add_subcommand("attention", "sparse attention forward and backward");
-  CLI::App* loss = app.add_subcommand("loss", "the index loss, beside attention backward");
-  CLI::App* layer = app.add_subcommand("layer", "a layer of one rank: forward, recomputation, backward; and the same with a score table");
+struct StepCommand {
+  CLI::App* app = nullptr;
+  std::string config;
+  std::vector<std::string> overrides;
+  int unmeasured = 2, steps = 5;
+
+  explicit StepCommand(CLI::App& parent) : app(parent.add_subcommand("step", "one training step of a configuration: time by phase and part, tokens/s, MFU, peak memory beside the plan")) {
+    app->add_option("--config", config, "YAML configuration; its data is not read")->required();
+    app->add_option("--set", overrides, "section.key=value, as for hyscale-train; may be repeated")->expected(1)->take_all();
+    app->add_option("--unmeasured", unmeasured, "steps before the timed ones")->check(CLI::Range(0, 1000))->capture_default_str();
+    app->add_option("--steps", steps, "timed steps")->check(CLI::Range(1, 1000))->capture_default_str();
+  }
+  int run(const std::string& json) const {
+    const bench::StepTimes times = bench::step_benchmark(read_config(config, overrides), unmeasured, steps);
+    std::cout << bench::step_table(times);
+    if (!json.empty()) write_text_file(json, bench::to_json(times).dump(1) + "\n");
+    return times.check.starts_with("WRONG") ? 1 : 0;
+  }
+};
+
+#ifdef HYSCALE_HAS_CUDA
+struct KernelCommands {
+  CLI::App *topk, *dense, *attention, *loss, *layer;
   int64_t queries = 8192, tokens = 1 << 20;
   int ranks = 32;
   std::string family = "glm", only;
-  attention->add_option("--queries", queries)->check(CLI::Range(64, 1 << 20))->capture_default_str();
-  loss->add_option("--queries", queries)->check(CLI::Range(64, 1 << 20))->capture_default_str();
-  topk->add_option("--only", only, "cases whose name contains this");
-  layer->add_option("--family", family, "glm (GLM-5.1) or deepseek_v4 (its CSA layer)")->check(CLI::IsMember({"glm", "deepseek_v4"}))->capture_default_str();
-  layer->add_option("--tokens", tokens, "of the sequence, a multiple of 256 x ranks")->check(CLI::Range(int64_t{256}, int64_t{1} << 24))->capture_default_str();
-  layer->add_option("--ranks", ranks, "context ranks that share it")->check(CLI::Range(1, 1024))->capture_default_str();
+  bool quick = false;
+
+  explicit KernelCommands(CLI::App& app)
+      : topk(app.add_subcommand("topk", "FlashTopK, and scores in a table with a radix select")),
+        dense(app.add_subcommand("dense", "the warm-up stage's attention and index loss")),
+        attention(app.add_subcommand("attention", "sparse attention forward and backward")),
+        loss(app.add_subcommand("loss", "the index loss, beside attention backward")),
+        layer(app.add_subcommand("layer", "a layer of one rank: forward, recomputation, backward; and the same with a score table")) {
+    attention->add_option("--queries", queries)->check(CLI::Range(64, 1 << 20))->capture_default_str();
+    loss->add_option("--queries", queries)->check(CLI::Range(64, 1 << 20))->capture_default_str();
+    topk->add_option("--only", only, "cases whose name contains this");
+    layer->add_option("--family", family, "glm (GLM-5.1) or deepseek_v4 (its CSA layer)")->check(CLI::IsMember({"glm", "deepseek_v4"}))->capture_default_str();
+    layer->add_option("--tokens", tokens, "of the sequence, a multiple of 256 x ranks")->check(CLI::Range(int64_t{256}, int64_t{1} << 24))->capture_default_str();
+    layer->add_option("--ranks", ranks, "context ranks that share it")->check(CLI::Range(1, 1024))->capture_default_str();
+    app.add_flag("--quick", quick, "small cases only");
+  }
+  int run(const std::string& json) const {
+    if (cuda_device_count() == 0) throw UserError("hyscale-bench needs a CUDA device, and none is usable here");
+    std::vector<bench::Row> rows;
+    if (topk->parsed()) rows = bench::topk_benchmark(quick, only);
+    if (dense->parsed()) rows = bench::dense_benchmark(quick);
+    if (attention->parsed()) rows = bench::attention_benchmark(queries, false);
+    if (loss->parsed()) rows = bench::attention_benchmark(queries, true);
+    if (layer->parsed()) {
+      if (tokens % (256 * ranks) != 0) throw UserError(concat("--tokens ", tokens, " is no multiple of 256 x ", ranks, " ranks"));
+      rows = bench::layer_benchmark(family, tokens, ranks);
+    }
+    bench::print_table(rows);
+    if (!json.empty()) write_text_file(json, bench::to_json(rows).dump(1) + "\n");
+    for (const bench::Row& r : rows)
+      if (r.check.starts_with("WRONG")) return 1;
+    return 0;
+  }
+};
+#endif
+
+int run(int argc, char** argv) {
+  std::string json;
+  CLI::App app{"Times training steps, and kernels in builds with CUDA, and checks their results."};
+  app.require_subcommand(1);
+  app.fallthrough();  // options may stand behind the subcommand
   app.add_option("--json", json, "also write the table to this file");
-  app.add_flag("--quick", quick, "small cases only");
+  StepCommand step(app);
+#ifdef HYSCALE_HAS_CUDA
+  KernelCommands kernels(app);
+#endif
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : 2;
   }
-  if (cuda_device_count() == 0) throw UserError("hyscale-bench needs a CUDA device, and none is usable here");
-  std::vector<bench::Row> rows;
-  if (topk->parsed()) rows = bench::topk_benchmark(quick, only);
-  if (dense->parsed()) rows = bench::dense_benchmark(quick);
-  if (attention->parsed()) rows = bench::attention_benchmark(queries, false);
-  if (loss->parsed()) rows = bench::attention_benchmark(queries, true);
-  if (layer->parsed()) {
-    if (tokens % (256 * ranks) != 0) throw UserError(concat("--tokens ", tokens, " is no multiple of 256 x ", ranks, " ranks"));
-    rows = bench::layer_benchmark(family, tokens, ranks);
-  }
-  bench::print_table(rows);
-  if (!json.empty()) write_text_file(json, bench::to_json(rows).dump(1) + "\n");
-  for (const bench::Row& r : rows)
-    if (r.check.starts_with("WRONG")) return 1;
-  return 0;
+#ifdef HYSCALE_HAS_CUDA
+  if (!step.app->parsed()) return kernels.run(json);
+#endif
+  return step.run(json);
 }
 
 }  // namespace

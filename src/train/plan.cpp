@@ -77,6 +77,8 @@ Plan make_plan(const Config& c, int rank) {
   const size_t tokens = static_cast<size_t>(c.data.sequence_tokens);
   const HostSequence sequence =
       make_host_sequence(std::vector<int32_t>(tokens), std::vector<int32_t>(tokens), {0, static_cast<int32_t>(c.data.sequence_tokens)});
+  SelectionHealth health(model->num_selecting_layers());
+  if (c.run.selection_health_every > 0) step.watch(&health);
   StepTotals totals;
   totals.add(sequence, model->mtp_depths());
   step.begin(totals);

@@ -1,5 +1,7 @@
 #include "train/step.h"
 
+#include <utility>
+
 namespace hyscale {
 namespace {
 
@@ -54,6 +56,7 @@ Context Step::context(const PackedSequence& sequence, LossSums& sums) {
 
 void Step::begin(const StepTotals& totals) {
   totals_ = totals;
+  first_micro_batch_ = true;
   model_.parameters().zero_gradients(stream());
   zero(sums_, stream());
 }
@@ -79,6 +82,7 @@ void Step::micro_batch(const HostSequence& host, bool last) {
   LossSums sums = slots();
   Context ctx = context(sequence, sums);
   ctx.last_micro_batch = last;
+  if (std::exchange(first_micro_batch_, false)) ctx.health = health_;
   selections_.begin();
   model_.train_step(ctx, options_.recompute);
 }

@@ -7,6 +7,7 @@
 #include "comm/groups.h"
 #include "models/model.h"
 #include "models/packed_sequence.h"
+#include "models/selection_health.h"
 #include "models/selection_store.h"
 
 namespace hyscale {
@@ -75,6 +76,9 @@ class Step {
   SelectionStore& selections() { return selections_; }
   // Expert choices to record into or replay from, for every pass from now on; null: neither.
   void use_routing(RoutingStore* routing) { routing_ = routing; }
+  Stage stage() const { return options_.stage; }
+  // Samples selections in the first micro-batch of every step from now on; null: none.
+  void watch(SelectionHealth* health) { health_ = health; }
   Stream stream() const { return {}; }
   StepMemory memory() const { return {saved_.peak_bytes(), scratch_.peak_bytes(), selections_.peak_bytes(), inputs_.peak_bytes()}; }
 
@@ -90,6 +94,8 @@ class Step {
   Arena saved_, scratch_, inputs_;
   SelectionStore selections_;
   RoutingStore* routing_ = nullptr;
+  SelectionHealth* health_ = nullptr;
+  bool first_micro_batch_ = true;
   std::unique_ptr<Ring> ring_;  // of the context group, for sequences of its length; none for one rank
   Buffer sums_memory_;
   Tensor sums_;

@@ -49,7 +49,8 @@ std::string checkpoint_dtype(const Config& c, Device device) {
 }  // namespace
 
 Trainer::Trainer(const Config& config, const std::string& resume, Device device, ProcessGroups& groups)
-    : config_(config), device_(device), groups_(groups), model_(make_model(config, &groups)), guard_(config.guard), queue_(config.checkpoint.asynchronous), watchdog_(config.run.hang_seconds, groups.hosts->rank()) {
+    : config_(config), device_(device), groups_(groups), model_(make_model(config, &groups)), guard_(config.guard), instruments_(config, *model_, device, groups), queue_(config.checkpoint.asynchronous),
+      watchdog_(config.run.hang_seconds, groups.hosts->rank()) {
   started_ = std::chrono::steady_clock::now();
   const std::string& directory = config_.checkpoint.directory;
   const std::string checkpoint = resume.empty() ? "" : find_checkpoint(directory, resume);
@@ -89,7 +90,7 @@ Trainer::Trainer(const Config& config, const std::string& resume, Device device,
   if (!leads()) return;
   fs::create_directories(directory);
   write_text_file(directory + "/config.yaml", config_yaml(config_));
-  metrics_.emplace(directory + "/metrics.jsonl", step_number_);
+  metrics_.emplace(directory + "/metrics.jsonl", step_number_, config_.run.tensorboard ? directory + "/tensorboard" : "");
   if (!checkpoint.empty()) spdlog::info("resumed from {} at step {}", checkpoint, step_number_);
   if (checkpoint.empty() && !resume.empty()) spdlog::info("no checkpoint in {} yet: starting anew", directory);
 }
@@ -150,12 +151,14 @@ std::vector<LoadedSequence> Trainer::next_sequences() {
 Trainer::Outcome Trainer::train_one(double lr) {
   const auto start = std::chrono::steady_clock::now();
   Outcome o;
+  instruments_.begin_step(step_number_ + 1, *step_);
   const std::vector<LoadedSequence> loaded = next_sequences();
   std::vector<HostSequence> sequences;
   StepTotals totals;
   for (const LoadedSequence& l : loaded) {
     sequences.push_back(to_host_sequence(l));
     totals.add(sequences.back(), model_->mtp_depths());
+    instruments_.count(sequences.back());
   }
   const int64_t calls_before = step_->selections().selector_calls(), sent_before = sent_bytes();
   if (stragglers_) stragglers_->begin(step_->stream());
@@ -177,6 +180,7 @@ Trainer::Outcome Trainer::train_one(double lr) {
   o.context = step_->take_context_times();
   o.sent_bytes = sent_bytes() - sent_before;
   if (stragglers_) o.rank_seconds = stragglers_->rank_seconds(o.context);
+  instruments_.end_step();
   o.seconds = seconds_since(start);
   ++step_number_;
   tokens_ += o.tokens;
@@ -228,6 +232,7 @@ void Trainer::record(const Outcome& o, double lr) {
                       {"lr", lr}, {"grad_norm", number(o.update.norm)}, {"indexer_grad_norm", number(o.update.indexer_norm)}, {"applied", o.update.applied},
                       {"tokens", tokens_}, {"labels", o.labels}, {"seconds", o.seconds}, {"tokens_per_second", static_cast<double>(o.tokens) / o.seconds},
                       {"selector_calls", o.selector_calls}, {"peak_bytes", peak_bytes(device_)}};
+  instruments_.record(o.seconds, line);
   if (groups_.sizes.world() > 1) line["sent_bytes"] = o.sent_bytes;
   if (groups_.sizes.context > 1) {
     line["context_transfer_seconds"] = o.context.transfer_ms / 1000;
@@ -245,9 +250,9 @@ void Trainer::progress(const Outcome& o, double lr) const {
   const double per_step = seconds_since(started_) / static_cast<double>(step_number_ - first_step_);
   if (stragglers_)
     if (const std::string slow = stragglers_->slowest_text(o.rank_seconds); !slow.empty()) spdlog::warn("step {}: {}", step_number_, slow);
-  spdlog::info("step {}/{}  loss {:.4f}  index {:.4f}{}  grad {:.3f}  lr {:.2e}  {:.0f} tokens/s  ETA {}", step_number_, config_.train.steps, o.losses.lm,
+  spdlog::info("step {}/{}  loss {:.4f}  index {:.4f}{}  grad {:.3f}  lr {:.2e}  {:.0f} tokens/s  MFU {}  ETA {}", step_number_, config_.train.steps, o.losses.lm,
                o.losses.index, model_->mtp_depths() > 0 ? fmt::format("  mtp {:.4f}", o.losses.mtp) : "", o.update.norm, lr,
-               static_cast<double>(o.tokens) / o.seconds, clock_text(per_step * static_cast<double>(config_.train.steps - step_number_)));
+               static_cast<double>(o.tokens) / o.seconds, mfu_text(instruments_.mfu(o.seconds)), clock_text(per_step * static_cast<double>(config_.train.steps - step_number_)));
 }
 
 void Trainer::evaluate_and_record() {

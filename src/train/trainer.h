@@ -9,6 +9,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/write_queue.h"
 #include "train/guard.h"
+#include "train/instruments.h"
 #include "train/metrics.h"
 #include "train/setup.h"
 #include "train/stragglers.h"
@@ -85,6 +86,7 @@ class Trainer {
   Guard guard_;
   std::optional<Stragglers> stragglers_;
   std::vector<LoadedSequence> overfit_;  // what every step trains on
+  Instruments instruments_;
   std::optional<Metrics> metrics_;
   // A checkpoint that is being written.
   struct Save {
