@@ -205,12 +205,14 @@ std::string check_selection(const Selection& s, const std::vector<int32_t>& visi
   return "selections in order";
 }
 
-// The ops of a profile by what they serve.
+// The ops of a profile by what they serve; those of no part that take a hundredth of the whole stand for themselves.
 std::map<std::string, double> by_part(const std::map<std::string, double>& ops) {
   std::map<std::string, double> parts;
+  double all = 0;
+  for (const auto& [op, ms] : ops) all += ms;
   for (const auto& [op, ms] : ops) {
     const char* part = op.starts_with("flash_topk") ? "selection" : op.starts_with("sparse_attention_f") ? "attention forward" : op.starts_with("sparse_attention_b") ? "attention backward"
-                       : op.starts_with("index_loss") ? "index loss" : op.starts_with("grouped") ? "experts" : op.starts_with("hc_") ? "hyper-connections" : op.starts_with("compressor") ? "compressor" : op == "gemm" ? "projections" : "the rest";
+                       : op.starts_with("index_loss") ? "index loss" : op.starts_with("grouped") ? "experts" : op.starts_with("hc_") ? "hyper-connections" : op.starts_with("compressor") ? "compressor" : op == "gemm" ? "projections" : ms >= 0.01 * all ? op.c_str() : "the rest";
     parts[part] += ms;
   }
   return parts;

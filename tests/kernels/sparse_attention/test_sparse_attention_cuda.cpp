@@ -76,7 +76,8 @@ void expect_as_reference(const Case& c) {
     const Results r = on_cuda(c, q, kv, dout, start, indices, counts, sink, deterministic);
     EXPECT_CLOSE(r.out, test::doubles(out), kTolerance);
     EXPECT_CLOSE(r.lse, test::doubles(lse), 1e-5);
-    EXPECT_CLOSE(r.dq, test::doubles(dq), kTolerance);
+    // With one row and a sink, delta (made from outputs rounded to bf16) nearly cancels what it is subtracted from.
+    EXPECT_CLOSE(r.dq, test::doubles(dq), c.k == 1 && c.with_sink ? 2 * kTolerance : kTolerance);
     EXPECT_CLOSE(r.dkv, test::doubles(dkv), kTolerance);
     EXPECT_CLOSE(r.head_sum, test::doubles(head_sum), 1e-4);
     EXPECT_CLOSE(r.dsink, test::doubles(dsink), kTolerance);
