@@ -11,13 +11,28 @@ namespace hyscale {
 
 // Groups of `ratio` neighbouring tokens of a document, one entry each; a shorter last group has none. A query sees the
 // entries whose tokens have all been read: floor((position + 1) / ratio) of its document.
+// With context parallelism an entry belongs to the rank that holds the last token of its group.
 struct CompressedEntries {
   int64_t ratio = 1;
-  Tensor begin, end;   // i32 [T]  entries that a query sees
-  Tensor first_token;  // i32 [E]  of the group
+  Tensor begin, end;   // i32 [T]  entries of the whole sequence that a query sees
+  Tensor first_token;  // i32 [E]  of an own entry's group: its row in the reach
   Tensor positions;    // i32 [E]  of that token in its document
+  RowShards shards;    // of the entries of the whole sequence
   int64_t most_visible = 0;  // entries of one query
-  int64_t size() const { return positions.size(0); }
+  int64_t own() const { return positions.size(0); }
+  int64_t all() const { return shards.total(); }
+};
+
+// The own tokens with those to the left of each segment that layers read beside them (windows, groups that straddle an edge):
+// X rows, for each segment its halo and then its tokens. Without context parallelism these are the own tokens.
+struct TokenReach {
+  int64_t width = 0;  // most tokens to the left
+  Tensor positions;   // i32 [X]
+  Tensor begin, end;  // i32 [T]  a query's own document in the reach, up to itself: rows [begin, end)
+  struct Piece {
+    int64_t halo_rows, own_rows;
+  };
+  std::vector<Piece> pieces;  // of each segment
 };
 
 // What a rank holds of one packed sequence: documents one after the other, without a batch axis. With context parallelism
@@ -29,6 +44,7 @@ struct PackedSequence {
   Tensor positions;  // i32 [T]  restart at 0 in each document
   Tensor key_begin;  // i32 [T]  first token of the same document, in the whole sequence
   Tensor key_end;    // i32 [T]  own index in the whole sequence + 1
+  TokenReach reach;
   std::vector<CompressedEntries> compressed;  // of each ratio that the model asks for
   Tensor document_starts;  // i32 [P + 1]  runs of local tokens of one document each; first is 0, last is T
   Tensor document_ids;     // i32 [P]  which document of the sequence a run belongs to

@@ -51,7 +51,7 @@ class Model {
   // Expert loads since the last step, i64 [MoE layers, E]; summed over ranks by the caller before after_step. Undefined without experts.
   virtual Tensor expert_counts() = 0;
   // After the optimizer's step: updates that no gradient drives (router bias from expert counts); counts restart at 0.
-  // `applied` false (the step was not finite): only the counts restart.
+  // `applied` false (the step was not applied, or the trunk is frozen): only the counts restart.
   virtual void after_step(bool applied, Stream) = 0;
 };
 

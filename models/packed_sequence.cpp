@@ -13,8 +13,10 @@ std::vector<int32_t> further_labels(const std::vector<int32_t>& labels) {
   return out;
 }
 
+// Entries of the whole sequence, in the order of their last tokens.
 struct HostEntries {
-  std::vector<int32_t> begin, end, first_token, positions;
+  std::vector<int32_t> begin, end;             // [S]
+  std::vector<int32_t> first_token, positions; // [all]
   int64_t most_visible = 0;
 };
 
@@ -36,6 +38,67 @@ HostEntries make_entries(const HostSequence& s, int64_t ratio) {
     }
   }
   return e;
+}
+
+// The entries whose last token lies in `tokens`.
+TokenRange entries_of(const HostEntries& e, int64_t ratio, const TokenRange& tokens) {
+  const auto first_at = [&](int64_t token) {
+    return std::lower_bound(e.first_token.begin(), e.first_token.end(), token, [&](int32_t first, int64_t t) { return first + ratio - 1 < t; }) - e.first_token.begin();
+  };
+  return {first_at(tokens.begin), first_at(tokens.end)};
+}
+
+// Row of a token in the reach: segments' halos and tokens one after the other.
+int64_t reach_row(const std::vector<TokenRange>& segments, const TokenReach& reach, size_t segment, int64_t token) {
+  int64_t row = 0;
+  for (size_t i = 0; i < segment; ++i) row += reach.pieces[i].halo_rows + reach.pieces[i].own_rows;
+  return row + reach.pieces[segment].halo_rows + token - segments[segment].begin;
+}
+
+template <typename Upload>
+TokenReach make_reach(const HostSequence& s, const ContextLayout& layout, int rank, int64_t width, const PackedSequence& p, Upload upload) {
+  TokenReach reach{width, p.positions, p.key_begin, p.key_end, {}};
+  if (width == 0 || layout.size() == 1) return reach;
+  std::vector<int32_t> positions, begin, end;
+  for (const TokenRange& r : layout.segments(rank)) {
+    const int64_t halo = r.size() > 0 ? std::min(width, r.begin) : 0, first_row = static_cast<int64_t>(positions.size());
+    reach.pieces.push_back({halo, r.size()});
+    for (int64_t t = r.begin - halo; t < r.end; ++t) positions.push_back(s.positions[static_cast<size_t>(t)]);
+    for (int64_t t = r.begin; t < r.end; ++t) {
+      const int64_t here = first_row + halo + t - r.begin;
+      end.push_back(static_cast<int32_t>(here + 1));
+      begin.push_back(static_cast<int32_t>(std::max(first_row, here - s.positions[static_cast<size_t>(t)])));
+    }
+  }
+  reach.positions = upload(positions);
+  reach.begin = upload(begin);
+  reach.end = upload(end);
+  return reach;
+}
+
+template <typename Upload, typename UploadPart>
+CompressedEntries make_compressed(const HostSequence& s, const ContextLayout& layout, int rank, int64_t ratio, const TokenReach& reach, Upload upload, UploadPart upload_part) {
+  const HostEntries e = make_entries(s, ratio);
+  CompressedEntries c;
+  c.ratio = ratio;
+  c.begin = upload_part(e.begin);
+  c.end = upload_part(e.end);
+  c.most_visible = e.most_visible;
+  for (int r = 0; r < layout.size(); ++r) {
+    c.shards.of_rank.emplace_back();
+    for (const TokenRange& segment : layout.segments(r)) c.shards.of_rank.back().push_back(entries_of(e, ratio, segment));
+  }
+  const std::vector<TokenRange> segments = layout.segments(rank), &own = c.shards.of_rank[static_cast<size_t>(rank)];
+  std::vector<int32_t> first_token, positions;
+  for (size_t i = 0; i < own.size(); ++i)
+    for (int64_t n = own[i].begin; n < own[i].end; ++n) {
+      const int32_t token = e.first_token[static_cast<size_t>(n)];
+      first_token.push_back(reach.pieces.empty() ? token : static_cast<int32_t>(reach_row(segments, reach, i, token)));
+      positions.push_back(e.positions[static_cast<size_t>(n)]);
+    }
+  c.first_token = upload(first_token);
+  c.positions = upload(positions);
+  return c;
 }
 
 }  // namespace
@@ -61,7 +124,12 @@ HostSequence make_host_sequence(std::vector<int32_t> tokens, std::vector<int32_t
   return s;
 }
 
-PackedSequence to_device(const HostSequence& s, const std::vector<TokenRange>& segments, const SequenceNeeds& needs, Arena& arena, Stream stream) {
+PackedSequence to_device(const HostSequence& s, const SequenceNeeds& needs, Arena& arena, Stream stream) {
+  return to_device(s, ContextLayout(static_cast<int64_t>(s.tokens.size()), 1, ContextOrder::contiguous), 0, needs, arena, stream);
+}
+
+PackedSequence to_device(const HostSequence& s, const ContextLayout& layout, int rank, const SequenceNeeds& needs, Arena& arena, Stream stream) {
+  const std::vector<TokenRange> segments = layout.segments(rank);
   const auto upload = [&](const std::vector<int32_t>& values) {
     const Tensor t = arena.allocate(DType::i32, {static_cast<int64_t>(values.size())});
     copy_bytes(t.raw(), t.device(), values.data(), Device{}, values.size() * sizeof(int32_t), stream);
@@ -80,12 +148,8 @@ PackedSequence to_device(const HostSequence& s, const std::vector<TokenRange>& s
   p.key_end = upload_part(s.key_end);
   std::vector<int32_t> labels = s.labels;
   for (int d = 0; d < needs.mtp_depths; ++d) p.mtp_labels.push_back(upload_part(labels = further_labels(labels)));
-  if (!needs.compression_ratios.empty() && (segments.size() != 1 || segments[0].size() != static_cast<int64_t>(s.tokens.size())))
-    throw UserError("parallel.context: models with compressed entries need the whole sequence on each rank; set it to 1");
-  for (int64_t ratio : needs.compression_ratios) {
-    const HostEntries e = make_entries(s, ratio);
-    p.compressed.push_back({ratio, upload(e.begin), upload(e.end), upload(e.first_token), upload(e.positions), e.most_visible});
-  }
+  p.reach = make_reach(s, layout, rank, needs.reach, p, upload);
+  for (int64_t ratio : needs.compression_ratios) p.compressed.push_back(make_compressed(s, layout, rank, ratio, p.reach, upload, upload_part));
 
   std::vector<int32_t> starts, ids, tokens;
   int64_t local = 0;

@@ -20,10 +20,13 @@ HostSequence make_host_sequence(std::vector<int32_t> tokens, std::vector<int32_t
 struct SequenceNeeds {
   int mtp_depths = 0;                       // labels of further tokens
   std::vector<int64_t> compression_ratios;  // compressed entries
+  int64_t reach = 0;                        // tokens to the left that a layer reads beside its own
 };
 
-// The tokens of `segments` (ascending) on the device of the arena. Throws UserError for compressed entries of a part of the sequence.
-PackedSequence to_device(const HostSequence&, const std::vector<TokenRange>& segments, const SequenceNeeds&, Arena&, Stream);
+// A rank's part of a sequence on the device of the arena.
+PackedSequence to_device(const HostSequence&, const ContextLayout&, int rank, const SequenceNeeds&, Arena&, Stream);
+// All of it.
+PackedSequence to_device(const HostSequence&, const SequenceNeeds&, Arena&, Stream);
 
 int64_t num_labels(const HostSequence&);
 // Labels of all MTP depths together: depth d predicts the token d + 1 places beyond the label, inside the document.

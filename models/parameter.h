@@ -15,6 +15,19 @@ enum class ParameterGroup : uint8_t {
   buffer,   // not trained by gradient (router bias); has no gradient
 };
 
+// What a parameter is in its model: optimizers and learning rates go by it.
+enum class ParameterRole : uint8_t {
+  dense,      // matrices of attention, MLPs and shared experts
+  embedding,  // input embedding
+  head,       // LM head
+  router,     // scores of experts
+  experts,
+  indexer,
+  vectors,    // norm weights, biases and whatever else is no matrix
+};
+inline constexpr int kNumParameterRoles = 7;
+const char* role_name(ParameterRole);
+
 enum class Init : uint8_t { normal, ones, zeros, formula };  // normal: initializer_range * N(0, 1); formula: Parameter::formula
 
 // A contiguous piece of a parameter that is a tensor of its own in Hugging Face files.
@@ -22,6 +35,12 @@ struct HfTensor {
   std::string name;   // "model.layers.3.mlp.experts.7.up_proj.weight"
   Shape shape;
   int64_t offset = 0;  // elements from the start of the whole parameter
+};
+
+// Whole numbers that follow from the configuration: a tensor in Hugging Face files, held against them when they are read.
+struct HfConstant {
+  std::string name;
+  std::vector<int64_t> values;
 };
 
 struct Parameter {
@@ -32,15 +51,20 @@ struct Parameter {
   bool fp32 = false;          // kept in f32 on every device (router bias, weights that decide a selection)
   bool weight_decay = true;   // false for norms, biases
   bool expert = false;        // sharded over the expert group
+  bool integer = false;       // whole numbers, stored as I64 in files
+  ParameterRole kind = ParameterRole::dense;  // embedding, head and router say so here; role() knows the rest
+  std::vector<int64_t> head_rows = {};        // rows of one attention head by what they make, where heads lie one after the other
   int64_t first_element = 0;  // of the whole parameter, where this rank's part begins
   std::vector<HfTensor> hf;   // pieces in order, covering the whole parameter
+  std::function<float(int64_t element)> formula = {};  // starting values, with Init::formula
   Tensor value;               // compute dtype, or f32 when fp32; see ParameterStore::open
   Tensor grad;                // f32, same shape; absent for buffers
 
-  bool integer = false;       // whole numbers, stored as I64 in files
-  std::function<float(int64_t element)> formula;  // starting values, with Init::formula
   int unit = 0;              // of the ParameterStore
   int64_t whole_elements() const { return hf.back().offset + hf.back().shape.elements(); }
+  ParameterRole role() const;
+  // Every piece is a matrix of more than one row and column.
+  bool is_matrix() const;
   // Pieces that this rank holds: an expert is on one rank as a whole.
   bool holds(const HfTensor& piece) const { return piece.offset >= first_element && piece.offset < first_element + shape.elements(); }
 };

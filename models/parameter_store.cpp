@@ -46,6 +46,29 @@ Tensor part(const Tensor& flat, int64_t first, int64_t count) { return flat.slic
 
 }  // namespace
 
+const char* role_name(ParameterRole role) {
+  switch (role) {
+    case ParameterRole::dense: return "dense";
+    case ParameterRole::embedding: return "embedding";
+    case ParameterRole::head: return "head";
+    case ParameterRole::router: return "router";
+    case ParameterRole::experts: return "experts";
+    case ParameterRole::indexer: return "indexer";
+    case ParameterRole::vectors: return "vectors";
+  }
+  HYSCALE_CHECK(false, "role ", static_cast<int>(role));
+}
+
+ParameterRole Parameter::role() const {
+  if (group == ParameterGroup::indexer) return ParameterRole::indexer;
+  if (expert) return ParameterRole::experts;
+  return is_matrix() ? kind : ParameterRole::vectors;
+}
+
+bool Parameter::is_matrix() const {
+  return std::all_of(hf.begin(), hf.end(), [](const HfTensor& piece) { return piece.shape.rank() == 2 && piece.shape[0] > 1 && piece.shape[1] > 1; });
+}
+
 Parameter norm_weight(const std::string& name, int64_t size) { return {.name = name, .shape = {size}, .init = Init::ones, .weight_decay = false}; }
 
 int ParameterStore::begin_unit(bool layer) {
@@ -283,11 +306,12 @@ void ParameterStore::share_values(Stream stream) {
 int64_t ParameterStore::num_elements() const {
   int64_t n = 0;
   for (const Parameter& p : parameters_) n += p.whole_elements();
+  for (const HfConstant& c : constants_) n += static_cast<int64_t>(c.values.size());
   return n;
 }
 
 int64_t ParameterStore::num_hf_tensors() const {
-  int64_t n = 0;
+  int64_t n = static_cast<int64_t>(constants_.size());
   for (const Parameter& p : parameters_) n += static_cast<int64_t>(p.hf.size());
   return n;
 }

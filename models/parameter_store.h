@@ -36,6 +36,19 @@ struct ShardPiece {
 
 class ParameterStore {
  public:
+  struct Flat {
+    int unit = 0;
+    bool expert = false, sharded = false, reduced = false;
+    DType dtype = DType::f32;
+    std::vector<std::pair<Parameter*, int64_t>> parameters;  // and where they start
+    int64_t elements = 0;     // padded to a multiple of the ranks
+    Communicator* ranks = nullptr;  // null: this one alone
+    int rank = 0, size = 1;
+    size_t value_offset = 0, gradient_offset = 0;  // of a sharded flat, in a slot
+    Tensor values, gradients;          // whole; while a sharded unit is closed they are absent
+    Tensor own_values, own_gradients;  // [elements / size]
+    int64_t shard() const { return elements / size; }
+  };
   // Parameters added from now on form a new unit. `layer`: its weights may be sharded; layers are used in their order.
   // Returns the unit's number. What is added before the first call forms a unit too.
   int begin_unit(bool layer);
@@ -44,6 +57,11 @@ class ParameterStore {
   std::deque<Parameter>& all() { return parameters_; }
   const std::deque<Parameter>& all() const { return parameters_; }
   Parameter* find(const std::string& name);
+  // Tensors of this prefix in Hugging Face files belong to a part that is neither read, trained nor written.
+  void leave_out(const std::string& prefix) { left_out_ = prefix; }
+  const std::string& left_out() const { return left_out_; }
+  void add_constant(HfConstant constant) { constants_.push_back(std::move(constant)); }
+  const std::vector<HfConstant>& constants() const { return constants_; }
   int num_units() const { return static_cast<int>(units_.size()); }
 
   // Gives every parameter its value and gradient memory. compute: f32 on the CPU, bf16 on CUDA, either on meta.
@@ -67,29 +85,18 @@ class ParameterStore {
   void finish_gradients(Stream);
   // Trained parameters of this rank's shards; valid after allocate().
   const std::vector<ShardPiece>& own_pieces() const { return own_pieces_; }
+  // In the order of own_pieces(); for work on parameters that shards cut.
+  const std::vector<Flat>& flats() const { return flats_; }
   // After own_pieces() have new values: everyone gets them.
   void share_values(Stream);
 
-  int64_t num_elements() const;    // of the whole model, buffers included
+  int64_t num_elements() const;    // of the whole model, buffers and constants included
   int64_t num_hf_tensors() const;
   size_t value_bytes() const { return values_.bytes(); }
   size_t gradient_bytes() const { return gradients_.bytes(); }
   int64_t sent_bytes() const;      // by this rank, for parameters
 
  private:
-  struct Flat {
-    int unit = 0;
-    bool expert = false, sharded = false, reduced = false;
-    DType dtype = DType::f32;
-    std::vector<std::pair<Parameter*, int64_t>> parameters;  // and where they start
-    int64_t elements = 0;     // padded to a multiple of the ranks
-    Communicator* ranks = nullptr;  // null: this one alone
-    int rank = 0, size = 1;
-    size_t value_offset = 0, gradient_offset = 0;  // of a sharded flat, in a slot
-    Tensor values, gradients;          // whole; while a sharded unit is closed they are absent
-    Tensor own_values, own_gradients;  // [elements / size]
-    int64_t shard() const { return elements / size; }
-  };
   struct Unit {
     bool layer = false;
     int layer_number = 0;  // among layers
@@ -117,6 +124,8 @@ class ParameterStore {
   }
 
   std::deque<Parameter> parameters_;
+  std::vector<HfConstant> constants_;
+  std::string left_out_;
   std::unordered_map<std::string, size_t> by_name_;
   std::vector<Unit> units_;
   std::vector<Flat> flats_;

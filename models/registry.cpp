@@ -2,26 +2,26 @@
 
 #include <fstream>
 
+#include "core/json.h"
 #include "models/deepseek_v4/v4_model.h"
 #include "models/glm/glm_model.h"
+#include "models/qwen/qwen_model.h"
 
 namespace hyscale {
 
 std::unique_ptr<Model> make_model(const nlohmann::json& hf_config, const std::string& path, const ModelOptions& options) {
-  const std::string type = hf_config.is_object() ? hf_config.value("model_type", "") : "";
+  const std::string type = JsonReader(hf_config, path).text_or("model_type", "");
   if (type == "glm_moe_dsa") return std::make_unique<GlmModel>(hf_config, path, options);
   if (type == "deepseek_v4") return std::make_unique<V4Model>(hf_config, path, options);
-  throw UserError(concat(path, ": \"model_type\" is \"", type, "\"; supported: \"glm_moe_dsa\" (GLM-5, 5.1, 5.2), \"deepseek_v4\""));
+  if (type == "qwen4_exp" || type == "qwen4_exp_text") return std::make_unique<QwenModel>(hf_config, path, options);
+  throw UserError(concat(path, ": \"model_type\" is \"", type, "\"; supported: \"glm_moe_dsa\" (GLM-5, 5.1, 5.2), \"deepseek_v4\", \"qwen4_exp\" (Qwen3.8)"));
 }
 
 nlohmann::json read_hf_config(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw UserError(path + ": cannot be read; expected a Hugging Face config.json");
-  try {
-    return nlohmann::json::parse(file);
-  } catch (const nlohmann::json::exception& e) {
-    throw UserError(concat(path, ": is not valid JSON: ", e.what()));
-  }
+  if (!std::ifstream(path)) throw UserError(path + ": cannot be read; expected a Hugging Face config.json");
+  const nlohmann::json config = read_json_file(path);
+  if (!config.is_object()) throw UserError(path + ": expected a JSON object");
+  return config;
 }
 
 }  // namespace hyscale

@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# On a machine with a GPU: goldens in bf16, the quickstart model on CPU and GPU, a 1B-class model at 128K tokens and one
+# On a machine with a GPU: goldens in bf16, the quickstart models on CPU and GPU, a 1B-class model at 128K tokens and one
 # sequence of a million. Prints a short table last; logs go to $OUT (default runs/gpu_check).
-#   scripts/gpu_check.sh BIN_DIR [golden|small|128k|1m]...        BIN_DIR holds golden-check, hyscale-train, hyscale-data
+#   scripts/gpu_check.sh BIN_DIR [golden|small|v4|128k|1m]...        BIN_DIR holds golden-check, hyscale-train, hyscale-data
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bin=${1:?usage: scripts/gpu_check.sh BIN_DIR [part]...}; shift
-parts=${*:-golden small 128k 1m}
+parts=${*:-golden small v4 128k 1m}
 out=${OUT:-runs/gpu_check}
 mkdir -p "$out" runs/data
+goldens="tests/goldens/glm51 tests/goldens/glm51_odd_length tests/goldens/glm52_shared tests/goldens/deepseek_v4"
 table=()
 has() { [[ " $parts " == *" $1 "* ]]; }
 if has golden; then
   for recompute in none layer; do
-    "$bin/golden-check" --device cuda --recompute $recompute tests/goldens/glm51 tests/goldens/glm51_odd_length tests/goldens/glm52_shared 2>&1 | tee -a "$out/golden.log"
-    "$bin/golden-check" --device cuda --recompute $recompute --replay-golden-selections tests/goldens/glm51 tests/goldens/glm51_odd_length tests/goldens/glm52_shared 2>&1 | tee -a "$out/golden.log"
+    "$bin/golden-check" --device cuda --recompute $recompute $goldens 2>&1 | tee -a "$out/golden.log"
+    "$bin/golden-check" --device cuda --recompute $recompute --replay-golden-selections $goldens 2>&1 | tee -a "$out/golden.log"
   done
 fi
 text() { find src kernels models tests docs -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.md' | sort; }
@@ -30,6 +31,11 @@ if has small; then
   "$bin/hyscale-data" build src kernels models docs --output quickstart/data/text --validation-fraction 0.05
   train small-cuda configs/quickstart.yaml --set run.device=cuda --set train.steps=60
   train small-cpu configs/quickstart.yaml --set run.device=cpu --set train.steps=60
+fi
+if has v4; then
+  [ -e quickstart/data/text.bin ] || "$bin/hyscale-data" build src kernels models docs --output quickstart/data/text --validation-fraction 0.05
+  train v4-cuda configs/quickstart-deepseek-v4.yaml --set run.device=cuda --set train.steps=60
+  train v4-cpu configs/quickstart-deepseek-v4.yaml --set run.device=cpu --set train.steps=60
 fi
 if has 128k || has 1m; then
   for i in 1 2 3 4; do text | xargs cat; done > runs/data/long.txt

@@ -6,7 +6,7 @@ packages=(
   g++ cmake ninja-build ccache pkg-config
   libopenmpi-dev openmpi-bin libopenblas-openmp-dev
   libyaml-cpp-dev libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev
-  libxxhash-dev libisal-dev libsentencepiece-dev
+  libxxhash-dev libisal-dev libsentencepiece-dev libpcre2-dev libutf8proc-dev
   libgtest-dev libgmock-dev libbenchmark-dev procps
 )
 missing=()

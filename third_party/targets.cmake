@@ -11,6 +11,10 @@ if(HYSCALE_SANITIZE)
   # Arenas hand out memory full of NaN: what reads before it writes is seen in every test.
   target_compile_definitions(hyscale_flags INTERFACE HYSCALE_POISON=1)
 endif()
+if(HYSCALE_FUZZ)
+  # The warnings that are errors are those of g++.
+  target_compile_options(hyscale_flags INTERFACE -Wno-error -fsanitize=fuzzer-no-link)
+endif()
 if(HYSCALE_HAS_CUDA)
   target_compile_definitions(hyscale_flags INTERFACE HYSCALE_HAS_CUDA=1)
 endif()

@@ -14,11 +14,10 @@
 // Columns are ordered so that all heads of a query lie in one thread: column 8 j + 2 c + e of lane c in a quad is head
 // 2 (j % (H/2)) + e of query 4 (j / (H/2)) + c. A score is (sum of even heads) + (sum of odd heads), each in order, so its
 // bits depend on the rows of q, w and keys alone.
-#include <cuda.h>
-
 #include "kernels/common/cuda.cuh"
 #include "kernels/common/hopper.cuh"
 #include "kernels/common/op.h"
+#include "kernels/common/tensor_map.cuh"
 #include "kernels/flash_topk/flash_topk_cuda.h"
 #include "kernels/flash_topk/select.cuh"
 
@@ -79,14 +78,6 @@ struct Problem {
   int32_t* next_task;
 };
 
-__device__ __forceinline__ void barrier_expect(uint64_t* b, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void load_box(void* to, const CUtensorMap* map, uint64_t* barrier, int column, int64_t row) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(shared_address(to)), "l"(map),
-               "r"(shared_address(barrier)), "r"(column), "r"(static_cast<int>(row))
-               : "memory");
-}
 // All heads of four queries, in the order of columns.
 __device__ __forceinline__ void load_heads(void* to, const CUtensorMap* map, uint64_t* barrier, int column, int64_t query) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %5, %4, %5}], [%2];" ::"r"(shared_address(to)), "l"(map),
@@ -583,31 +574,12 @@ __global__ void __launch_bounds__(kThreads, 1) flash_topk_kernel(const __grid_co
   }
 }
 
-CUtensorMap make_map(const void* base, int rank, const cuuint64_t* sizes, const cuuint64_t* byte_steps, const cuuint32_t* box) {
-  static const auto encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result), "cuTensorMapEncodeTiled");
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
-  }();
-  CUtensorMap map;
-  const cuuint32_t unit[4] = {1, 1, 1, 1};
-  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<cuuint32_t>(rank), const_cast<void*>(base), sizes, byte_steps, box, unit, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                 CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  HYSCALE_CHECK(result == CUDA_SUCCESS, "tensor map at ", base, ": error ", static_cast<int>(result));
-  return map;
-}
-CUtensorMap map_of_keys(const Tensor& keys) {
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(keys.size(1)), static_cast<cuuint64_t>(keys.size(0))}, steps[] = {static_cast<cuuint64_t>(keys.stride(0) * 2)};
-  const cuuint32_t box[] = {64, kKeyTile};
-  return make_map(keys.raw(), 2, sizes, steps, box);
-}
 // Boxes of four queries: dimensions, odd or even head, query, pair of heads.
 CUtensorMap map_of_queries(const Tensor& q) {
   const auto queries = static_cast<cuuint64_t>(q.size(0)), heads = static_cast<cuuint64_t>(q.size(1)), dims = static_cast<cuuint64_t>(q.size(2));
   const cuuint64_t sizes[] = {dims, 2, queries, heads / 2}, steps[] = {dims * 2, heads * dims * 2, dims * 4};
   const cuuint32_t box[] = {64, 2, 4, static_cast<cuuint32_t>(heads / 2)};
-  return make_map(q.raw(), 4, sizes, steps, box);
+  return make_tensor_map(q.raw(), 4, sizes, steps, box);
 }
 
 int num_blocks() {
@@ -624,7 +596,7 @@ void launch(const FlashTopKUpdate& u, Problem p) {
   constexpr int kBytes = sizeof(SharedMemory);
   static_assert(kBytes <= 232448);
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "flash_topk");
-  const CUtensorMap q_map = map_of_queries(u.q), key_map = map_of_keys(u.keys);
+  const CUtensorMap q_map = map_of_queries(u.q), key_map = map_of_rows(u.keys.raw(), u.keys.size(0), u.keys.size(1), u.keys.stride(0), kKeyTile);
   const int64_t tasks = (p.queries + kColumns / kHeads - 1) / (kColumns / kHeads);
   kernel<<<static_cast<unsigned>(std::min<int64_t>(num_blocks(), tasks)), kThreads, kBytes, stream_of(u.stream)>>>(q_map, key_map, p);
   check_launch("flash_topk");

@@ -9,7 +9,10 @@ void grouped_gemm_dgrad_cuda(const GroupedGemm&);
 void grouped_gemm_wgrad_cuda(const GroupedGemm&);
 
 // Narrow experts would leave most of a 128 x 256 tile empty.
-inline bool grouped_gemm_fits_hopper(const GroupedGemm& g) { return g.w.size(1) >= 256 && g.w.size(2) >= 256; }
+inline bool grouped_gemm_fits_hopper(const GroupedGemm& g) {
+  const int64_t n = g.w.size(1), k = g.w.size(2);
+  return n >= 256 && k >= 256 && n % 8 == 0 && k % 8 == 0;
+}
 void grouped_gemm_rows_hopper(const GroupedGemm&, const Tensor& in, const Tensor& out, bool forward);
 void grouped_gemm_wgrad_hopper(const GroupedGemm&);
 

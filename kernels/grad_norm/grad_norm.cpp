@@ -33,9 +33,11 @@ void clip_gate_ref(const ClipGate& c) {
   bool finite = std::isfinite(c.sum.data<double>()[0]);
   for (const Tensor& t : c.must_be_finite)
     for (int64_t i = 0; t.defined() && i < t.elements(); ++i) finite = finite && std::isfinite(t.data<double>()[i]);
+  bool open = finite;
+  for (const UpperBound& b : c.bounds) open = open && !(b.value.defined() && b.value.data<double>()[0] > b.most);
   const double norm = std::sqrt(c.sum.data<double>()[0]);
-  c.gate.f32()[0] = !finite ? 0 : c.max_norm == 0 ? 1 : static_cast<float>(std::min(1.0, c.max_norm / (norm + 1e-6)));
-  c.gate.f32()[1] = finite ? 1 : 0;
+  c.gate.f32()[0] = !open ? 0 : c.max_norm == 0 ? 1 : static_cast<float>(std::min(1.0, c.max_norm / (norm + 1e-6)));
+  c.gate.f32()[1] = open ? 1 : 0;
 }
 
 }  // namespace
@@ -52,6 +54,8 @@ void clip_gate(const ClipGate& c) {
   check_tensor(c.sum, "sum", DType::f64, {1});
   for (const Tensor& t : c.must_be_finite)
     if (t.defined()) check_tensor(t, "must_be_finite", DType::f64, {-1});
+  for (const UpperBound& b : c.bounds)
+    if (b.value.defined()) check_tensor(b.value, "bounded value", DType::f64, {1});
   check_tensor(c.gate, "gate", DType::f32, {2});
   HYSCALE_DISPATCH("clip_gate", c.sum.device(), clip_gate_ref(c), clip_gate_cuda(c));
 }

@@ -24,13 +24,19 @@ __global__ void add_parts_kernel(const double* __restrict__ parts, double* sum) 
   if (threadIdx.x == 0) *sum += part;
 }
 
-__global__ void clip_gate_kernel(const double* sum, const double* a, int64_t num_a, const double* b, int64_t num_b, float max_norm, float* gate) {
-  bool finite = isfinite(*sum);
-  for (int64_t i = 0; i < num_a; ++i) finite = finite && isfinite(a[i]);
-  for (int64_t i = 0; i < num_b; ++i) finite = finite && isfinite(b[i]);
+struct Bounds {
+  const double* values[3];
+  double most[3];
+};
+
+__global__ void clip_gate_kernel(const double* sum, const double* a, int64_t num_a, const double* b, int64_t num_b, Bounds bounds, float max_norm, float* gate) {
+  bool open = isfinite(*sum);
+  for (int64_t i = 0; i < num_a; ++i) open = open && isfinite(a[i]);
+  for (int64_t i = 0; i < num_b; ++i) open = open && isfinite(b[i]);
+  for (int i = 0; i < 3; ++i) open = open && !(bounds.values[i] && *bounds.values[i] > bounds.most[i]);
   const double norm = sqrt(*sum);
-  gate[0] = !finite ? 0 : max_norm == 0 ? 1 : static_cast<float>(fmin(1.0, max_norm / (norm + 1e-6)));
-  gate[1] = finite ? 1 : 0;
+  gate[0] = !open ? 0 : max_norm == 0 ? 1 : static_cast<float>(fmin(1.0, max_norm / (norm + 1e-6)));
+  gate[1] = open ? 1 : 0;
 }
 
 }  // namespace
@@ -48,7 +54,9 @@ void clip_gate_cuda(const ClipGate& c) {
   const auto pointer = [](const Tensor& t) { return t.defined() ? t.data<double>() : nullptr; };
   const auto count = [](const Tensor& t) { return t.defined() ? t.elements() : 0; };
   const Tensor &a = c.must_be_finite[0], &b = c.must_be_finite[1];
-  clip_gate_kernel<<<1, 1, 0, stream_of(c.stream)>>>(c.sum.data<double>(), pointer(a), count(a), pointer(b), count(b), c.max_norm, c.gate.f32());
+  Bounds bounds{};
+  for (size_t i = 0; i < c.bounds.size(); ++i) bounds.values[i] = pointer(c.bounds[i].value), bounds.most[i] = c.bounds[i].most;
+  clip_gate_kernel<<<1, 1, 0, stream_of(c.stream)>>>(c.sum.data<double>(), pointer(a), count(a), pointer(b), count(b), bounds, c.max_norm, c.gate.f32());
   check_launch("clip_gate");
 }
 

@@ -23,7 +23,7 @@ void rms_norm_ref(const RmsNorm& n) {
 #pragma omp simd reduction(+ : squares)
     for (int64_t c = 0; c < columns; ++c) squares += double{x[c]} * x[c];
     const float rstd = static_cast<float>(1 / std::sqrt(squares / static_cast<double>(columns) + n.eps));
-    for (int64_t c = 0; c < columns; ++c) y[c] = (weight ? weight[c] : 1) * (x[c] * rstd);
+    for (int64_t c = 0; c < columns; ++c) y[c] = (n.weight_offset + (weight ? weight[c] : 1)) * (x[c] * rstd);
     if (n.rstd.defined()) n.rstd.f32()[t] = rstd;
   }
 }
@@ -41,10 +41,10 @@ void rms_norm_backward_ref(const RmsNormBackward& n) {
     const float rstd = n.rstd.f32()[t];
     double dot = 0;
 #pragma omp simd reduction(+ : dot)
-    for (int64_t c = 0; c < columns; ++c) dot += double{dy[c] * (weight ? weight[c] : 1)} * (x[c] * rstd);
+    for (int64_t c = 0; c < columns; ++c) dot += double{dy[c] * (n.weight_offset + (weight ? weight[c] : 1))} * (x[c] * rstd);
     const float mean = static_cast<float>(dot / static_cast<double>(columns));
     for (int64_t c = 0; c < columns; ++c) {
-      const float d = rstd * (dy[c] * (weight ? weight[c] : 1) - x[c] * rstd * mean);
+      const float d = rstd * (dy[c] * (n.weight_offset + (weight ? weight[c] : 1)) - x[c] * rstd * mean);
       dx[c] = n.accumulate_dx ? dx[c] + d : d;
     }
   }

@@ -37,7 +37,7 @@ __device__ __forceinline__ void load_weight(const T* weight, int64_t c, float (&
 }
 
 template <typename T, int kWidth, bool kWarp>
-__global__ void rms_norm_kernel(const T* __restrict__ x, int64_t x_step, const T* __restrict__ weight, float eps, T* y, int64_t y_step, float* rstd, int64_t rows,
+__global__ void rms_norm_kernel(const T* __restrict__ x, int64_t x_step, const T* __restrict__ weight, float offset, float eps, T* y, int64_t y_step, float* rstd, int64_t rows,
                                 int64_t columns) {
   using R = Row<kWarp>;
   const R row;
@@ -55,7 +55,7 @@ __global__ void rms_norm_kernel(const T* __restrict__ x, int64_t x_step, const T
       load_pack(x + t * x_step + c, v);
       load_weight(weight, c, w);
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) v[i] = w[i] * (v[i] * r);
+      for (int i = 0; i < kWidth; ++i) v[i] = (offset + w[i]) * (v[i] * r);
       store_pack(y + t * y_step + c, v);
     }
     if (rstd && row.lane == 0) rstd[t] = r;
@@ -64,7 +64,7 @@ __global__ void rms_norm_kernel(const T* __restrict__ x, int64_t x_step, const T
 
 // dx may be the memory of dy: every element is read before it is written by the same thread.
 template <typename T, int kWidth, bool kWarp>
-__global__ void rms_norm_backward_kernel(const T* __restrict__ x, int64_t x_step, const T* __restrict__ weight, const float* __restrict__ rstd, const T* dy,
+__global__ void rms_norm_backward_kernel(const T* __restrict__ x, int64_t x_step, const T* __restrict__ weight, float offset, const float* __restrict__ rstd, const T* dy,
                                          int64_t dy_step, T* dx, int64_t dx_step, bool accumulate, int64_t rows, int64_t columns) {
   using R = Row<kWarp>;
   const R row;
@@ -77,7 +77,7 @@ __global__ void rms_norm_backward_kernel(const T* __restrict__ x, int64_t x_step
       load_weight(weight, c, w);
       load_pack(dy + t * dy_step + c, d);
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) dot += d[i] * w[i] * (v[i] * r);
+      for (int i = 0; i < kWidth; ++i) dot += d[i] * (offset + w[i]) * (v[i] * r);
     }
     const float mean = R::sum(dot) / static_cast<float>(columns);
     for (int64_t c = row.lane * kWidth; c < columns; c += R::kLanes * kWidth) {
@@ -87,7 +87,7 @@ __global__ void rms_norm_backward_kernel(const T* __restrict__ x, int64_t x_step
       load_pack(dy + t * dy_step + c, d);
       if (accumulate) load_pack(dx + t * dx_step + c, old);
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) d[i] = old[i] + r * (d[i] * w[i] - v[i] * r * mean);
+      for (int i = 0; i < kWidth; ++i) d[i] = old[i] + r * (d[i] * (offset + w[i]) - v[i] * r * mean);
       store_pack(dx + t * dx_step + c, d);
     }
   }
@@ -101,7 +101,7 @@ void rms_norm_cuda(const RmsNorm& n) {
   with_float_type(n.x.dtype(), "rms_norm", [&](auto type) {
     using T = decltype(type);
     const auto launch = [&](auto kernel) {
-      kernel<<<grid_for(rows, columns <= kNarrow ? kThreads / 32 : 1), kThreads, 0, stream_of(n.stream)>>>(n.x.data<T>(), n.x.stride(0), n.weight.defined() ? n.weight.data<T>() : nullptr, n.eps, n.y.data<T>(), n.y.stride(0),
+      kernel<<<grid_for(rows, columns <= kNarrow ? kThreads / 32 : 1), kThreads, 0, stream_of(n.stream)>>>(n.x.data<T>(), n.x.stride(0), n.weight.defined() ? n.weight.data<T>() : nullptr, n.weight_offset, n.eps, n.y.data<T>(), n.y.stride(0),
                                                                       n.rstd.defined() ? n.rstd.f32() : nullptr, rows, columns);
     };
     const auto of_width = [&](auto warp) { common_pack(columns, n.x, n.weight, n.y) == 8 ? launch(rms_norm_kernel<T, 8, warp>) : launch(rms_norm_kernel<T, 1, warp>); };
@@ -123,7 +123,7 @@ void rms_norm_backward_cuda(const RmsNormBackward& n) {
       column_sums_cuda(n.dweight.f32(), workspace.take<float>(kColumnSumBlocks * columns), rows, columns, WeightTerm<T>{x, dy, rstd, x_step, dy_step}, stream_of(n.stream));
     }
     const auto launch = [&](auto kernel) {
-      kernel<<<grid_for(rows, columns <= kNarrow ? kThreads / 32 : 1), kThreads, 0, stream_of(n.stream)>>>(x, x_step, n.weight.defined() ? n.weight.data<T>() : nullptr, rstd, dy, dy_step, n.dx.data<T>(), n.dx.stride(0),
+      kernel<<<grid_for(rows, columns <= kNarrow ? kThreads / 32 : 1), kThreads, 0, stream_of(n.stream)>>>(x, x_step, n.weight.defined() ? n.weight.data<T>() : nullptr, n.weight_offset, rstd, dy, dy_step, n.dx.data<T>(), n.dx.stride(0),
                                                                       n.accumulate_dx, rows, columns);
     };
     const auto of_width = [&](auto warp) {

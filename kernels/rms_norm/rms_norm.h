@@ -1,5 +1,6 @@
-// RMSNorm over the last dimension: y = weight * x * rstd, rstd = (mean(x^2) + eps)^-1/2, all in f32.
-// Backward, with x^ = x * rstd and g = dy * weight:  dx = rstd * (g - x^ * mean(g * x^)),  dweight += sum over rows of dy * x^.
+// RMSNorm over the last dimension: y = (weight_offset + weight) * x * rstd, rstd = (mean(x^2) + eps)^-1/2, all in f32.
+// weight_offset is 0, or 1 for zero-centred weights. Backward, with x^ = x * rstd and g = dy * (weight_offset + weight):
+//   dx = rstd * (g - x^ * mean(g * x^)),  dweight += sum over rows of dy * x^.
 // Rows may be strided (a column slice of a wider tensor); the last dimension is dense. x, y, dy, dx share a dtype.
 #pragma once
 #include "core/tensor.h"
@@ -13,6 +14,7 @@ struct RmsNorm {
   Tensor y;       // [T, C]
   Tensor rstd;    // f32 [T], or absent
   Stream stream;
+  float weight_offset = 0;
 };
 void rms_norm(const RmsNorm&);
 
@@ -24,6 +26,7 @@ struct RmsNormBackward {
   Tensor dweight;  // f32 [C], accumulated into; or absent
   Tensor workspace;
   Stream stream;
+  float weight_offset = 0;
 };
 void rms_norm_backward(const RmsNormBackward&);
 size_t rms_norm_backward_workspace_bytes(const RmsNormBackward&);

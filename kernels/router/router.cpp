@@ -20,6 +20,11 @@ void router_bias_update_cuda(const Tensor& bias, const Tensor& counts, float rat
 
 namespace {
 
+// What is taken from a token's logits before they are scored: for softmax the largest, so that no score overflows.
+float logit_shift(RouterScore score, const float* logits, int64_t num_experts) {
+  return score == RouterScore::softmax ? *std::max_element(logits, logits + num_experts) : 0;
+}
+
 // Indices of the k largest values, largest first, ties to the lower index.
 void top_k(const std::vector<float>& values, int64_t k, std::vector<int32_t>& order) {
   order.resize(values.size());
@@ -54,9 +59,11 @@ void router_ref(const Router& r) {
     std::vector<int32_t> order;
 #pragma omp for
     for (int64_t t = 0; t < tokens; ++t) {
+      const float* z = r.logits.f32() + t * num_experts;
+      const float shift = logit_shift(r.rule.score, z, num_experts);
       for (size_t e = 0; e < scores.size(); ++e) {
-        scores[e] = router_score(r.rule.score, r.logits.f32()[t * num_experts + static_cast<int64_t>(e)]);
-        biased[e] = scores[e] + (r.given ? 0 : r.bias.f32()[e]);
+        scores[e] = router_score(r.rule.score, z[e] - shift);
+        biased[e] = scores[e] + (r.bias.defined() && !r.given ? r.bias.f32()[e] : 0);
       }
       if (r.given) {
         order.assign(r.experts.i32() + t * k, r.experts.i32() + (t + 1) * k);
@@ -85,12 +92,13 @@ void router_backward_ref(const RouterBackward& r) {
     const int32_t* chosen = r.experts.i32() + t * k;
     float* dz = r.dlogits.f32() + t * num_experts;
     std::fill_n(dz, num_experts, 0.0f);
+    const float shift = logit_shift(r.rule.score, z, num_experts);
     double sum = 1e-20, dot = 0;
-    for (int64_t j = 0; j < k; ++j) sum += router_score(r.rule.score, z[chosen[j]]);
-    for (int64_t j = 0; j < k; ++j) dot += dw[j] * router_score(r.rule.score, z[chosen[j]]) / sum;
+    for (int64_t j = 0; j < k; ++j) sum += router_score(r.rule.score, z[chosen[j]] - shift);
+    for (int64_t j = 0; j < k; ++j) dot += dw[j] * router_score(r.rule.score, z[chosen[j]] - shift) / sum;
     for (int64_t j = 0; j < k; ++j) {
       const double ds = r.rule.normalize ? r.rule.scaling / sum * (dw[j] - dot) : r.rule.scaling * dw[j];
-      dz[chosen[j]] = static_cast<float>(ds * router_slope(r.rule.score, z[chosen[j]]));
+      dz[chosen[j]] = static_cast<float>(ds * router_slope(r.rule.score, z[chosen[j]] - shift));
     }
   }
 }
@@ -108,7 +116,9 @@ void balance_counts_ref(const BalanceCounts& b) {
   for (int64_t run = 0; run < b.run_documents.size(0); ++run) {
     int64_t* counts = b.counts.data<int64_t>() + b.run_documents.i32()[run] * num_experts;
     for (int64_t t = b.run_starts.i32()[run]; t < b.run_starts.i32()[run + 1]; ++t) {
-      for (size_t e = 0; e < scores.size(); ++e) scores[e] = router_score(b.score, b.logits.f32()[t * num_experts + static_cast<int64_t>(e)]);
+      const float* z = b.logits.f32() + t * num_experts;
+      const float shift = logit_shift(b.score, z, num_experts);
+      for (size_t e = 0; e < scores.size(); ++e) scores[e] = router_score(b.score, z[e] - shift);
       top_k(scores, b.k, order);
       for (int64_t j = 0; j < b.k; ++j) ++counts[order[static_cast<size_t>(j)]];
     }
@@ -120,21 +130,22 @@ void balance_loss_run(const BalanceLoss& b, int64_t run) {
   const int64_t* counts = b.counts.data<int64_t>() + document * num_experts;
   const double tokens = b.document_tokens.i32()[document], unit = static_cast<double>(num_experts) / (static_cast<double>(b.k) * tokens * tokens);
   for (int64_t t = first; t < last; ++t) {
+    const float* z = b.logits.f32() + t * num_experts;
+    const float shift = logit_shift(b.score, z, num_experts);
     double sum = 0;
-    for (int64_t e = 0; e < num_experts; ++e) sum += router_score(b.score, b.logits.f32()[t * num_experts + e]);
-    for (int64_t e = 0; e < num_experts; ++e)
-      b.loss_sum.data<double>()[0] += unit * static_cast<double>(counts[e]) * router_score(b.score, b.logits.f32()[t * num_experts + e]) / sum;
+    for (int64_t e = 0; e < num_experts; ++e) sum += router_score(b.score, z[e] - shift);
+    for (int64_t e = 0; e < num_experts; ++e) b.loss_sum.data<double>()[0] += unit * static_cast<double>(counts[e]) * router_score(b.score, z[e] - shift) / sum;
   }
 #pragma omp parallel for
   for (int64_t t = first; t < last; ++t) {
     const float* z = b.logits.f32() + t * num_experts;
     float* dz = b.dlogits.f32() + t * num_experts;
+    const float shift = logit_shift(b.score, z, num_experts);
     double sum = 0, mean = 0;
-    for (int64_t e = 0; e < num_experts; ++e) sum += router_score(b.score, z[e]);
-    for (int64_t e = 0; e < num_experts; ++e) mean += unit * static_cast<double>(counts[e]) * router_score(b.score, z[e]) / sum;
-    for (int64_t e = 0; e < num_experts; ++e) {
-      dz[e] += static_cast<float>(b.grad_scale * (unit * static_cast<double>(counts[e]) - mean) / sum * router_slope(b.score, z[e]));
-    }
+    for (int64_t e = 0; e < num_experts; ++e) sum += router_score(b.score, z[e] - shift);
+    for (int64_t e = 0; e < num_experts; ++e) mean += unit * static_cast<double>(counts[e]) * router_score(b.score, z[e] - shift) / sum;
+    for (int64_t e = 0; e < num_experts; ++e)
+      dz[e] += static_cast<float>(b.grad_scale * (unit * static_cast<double>(counts[e]) - mean) / sum * router_slope(b.score, z[e] - shift));
   }
 }
 
@@ -153,7 +164,14 @@ void router_bias_update_ref(const Tensor& bias, const Tensor& counts, float rate
   }
 }
 
-void check_rule(const RouterRule& rule, int64_t num_experts) {
+void check_score(RouterScore score, Device device) {
+  if (score == RouterScore::softmax && device.is_cuda()) unsupported_device("router with softmax scores", device);
+}
+
+void check_rule(const RouterRule& rule, const Tensor& logits) {
+  const int64_t num_experts = logits.size(1);
+  check_score(rule.score, logits.device());
+  HYSCALE_CHECK(rule.score != RouterScore::softmax || rule.normalize, "softmax scores are normalized over the chosen experts");
   HYSCALE_CHECK(rule.k >= 1 && rule.k <= num_experts, "k is ", rule.k, " of ", num_experts, " experts");
   HYSCALE_CHECK(rule.num_groups >= 1 && num_experts % rule.num_groups == 0 && rule.kept_groups >= 1 && rule.kept_groups <= rule.num_groups &&
                     rule.k <= rule.kept_groups * (num_experts / rule.num_groups),
@@ -164,9 +182,9 @@ void check_rule(const RouterRule& rule, int64_t num_experts) {
 
 void router(const Router& r) {
   const int64_t tokens = r.logits.size(0), num_experts = r.logits.size(1);
-  check_rule(r.rule, num_experts);
+  check_rule(r.rule, r.logits);
   check_tensor(r.logits, "logits", DType::f32, {-1, -1});
-  if (!r.given) check_tensor(r.bias, "bias", DType::f32, {num_experts});
+  if (!r.given && r.rule.score != RouterScore::softmax) check_tensor(r.bias, "bias", DType::f32, {num_experts});
   check_tensor(r.experts, "experts", DType::i32, {tokens, r.rule.k});
   check_tensor(r.weights, "weights", DType::f32, {tokens, r.rule.k});
   if (r.counts.defined()) check_tensor(r.counts, "counts", DType::i64, {num_experts});
@@ -174,7 +192,7 @@ void router(const Router& r) {
 }
 
 void router_backward(const RouterBackward& r) {
-  check_rule(r.rule, r.logits.size(1));
+  check_rule(r.rule, r.logits);
   check_tensor(r.experts, "experts", DType::i32, {r.logits.size(0), r.rule.k});
   check_tensor(r.dweights, "dweights", DType::f32, {r.logits.size(0), r.rule.k});
   check_tensor(r.dlogits, "dlogits", DType::f32, r.logits.shape());
@@ -197,6 +215,7 @@ void check_balance(const Op& b) {
   check_tensor(b.run_starts, "run_starts", DType::i32, {b.run_documents.size(0) + 1});
   check_tensor(b.counts, "counts", DType::i64, {-1, b.logits.size(1)});
   HYSCALE_CHECK(b.k >= 1 && b.k <= b.logits.size(1), "k is ", b.k, " of ", b.logits.size(1), " experts");
+  check_score(b.score, b.logits.device());
 }
 
 }  // namespace

@@ -1,15 +1,15 @@
 // Expert router with a selection bias ("noaux_tc"; DeepSeek-V3, GLM-4.5 and later).
-//   s = sigmoid(logits), or sqrt(log(1 + exp(logits))) (DeepSeek-V4);  chosen = the k largest of s + bias (ties: lower expert), within the best groups where groups exist
+//   s = sigmoid(logits), sqrt(log(1 + exp(logits))) (DeepSeek-V4) or exp(logits) (softmax; Qwen3, CPU, normalized alone);  chosen = the k largest of s + bias (ties: lower expert), within the best groups where groups exist
 //   weight_e = scaling * s_e / (sum over chosen of s + 1e-20)          (normalize), else scaling * s_e
 // A group's score is the sum of its two best biased scores; experts outside the kept groups are not eligible.
 // Backward, s^_e = s_e / sum: ds_e = scaling / sum * (dweight_e - sum over chosen of dweight * s^) for chosen e; dz = ds times the
-// slope of the score: s (1 - s), or sigmoid(z) / (2 s).
+// slope of the score: s (1 - s), sigmoid(z) / (2 s), or s.
 #pragma once
 #include "core/tensor.h"
 
 namespace hyscale {
 
-enum class RouterScore : uint8_t { sigmoid, sqrt_softplus };
+enum class RouterScore : uint8_t { sigmoid, sqrt_softplus, softmax };
 
 struct RouterRule {
   int64_t k = 1;
@@ -22,7 +22,7 @@ struct RouterRule {
 struct Router {
   RouterRule rule;
   Tensor logits;   // f32 [T, E]
-  Tensor bias;     // f32 [E]; absent where the experts are given
+  Tensor bias;     // f32 [E]; absent with softmax, or where the experts are given
   Tensor experts;  // i32 [T, k], by biased score descending; with `given`, read instead of written
   Tensor weights;  // f32 [T, k]
   Tensor counts;   // i64 [E], accumulated into: tokens of each expert; or absent

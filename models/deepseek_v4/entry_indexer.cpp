@@ -20,50 +20,59 @@ float EntryIndexer::weight_scale() const { return 1 / std::sqrt(static_cast<floa
 
 Tensor EntryIndexer::turned(const Tensor& q) const { return q.slice(2, config_.keys.dims - config_.keys.rope_dim, config_.keys.dims); }
 
-void EntryIndexer::project(Context& ctx, const Tensor& u, const Tensor& c_q, const CompressedEntries& entries, const Tensor& inv_freq, Saved& s) {
+void EntryIndexer::project(Context& ctx, const Tensor& u, const Tensor& reach, const Tensor& c_q, const CompressedEntries& entries, const Tensor& inv_freq, Saved& s) {
   const int64_t tokens = u.size(0), heads = config_.num_heads, dims = config_.keys.dims;
   s.u = u;
   s.c_q = c_q;
   s.q = ctx.saved->allocate(ctx.activation, {tokens, heads, dims});
   s.weights = ctx.saved->allocate(DType::f32, {tokens, heads});
-  s.keys = ctx.saved->allocate(ctx.activation, {entries.size(), dims});
+  s.keys = ctx.saved->allocate(ctx.activation, {entries.own(), dims});
   linear(ctx, c_q, wq_b_, s.q.as_matrix());
   rope({turned(s.q), ctx.sequence->positions, inv_freq, true, false, ctx.stream});
   linear(ctx, u, weights_proj_, s.weights);
   scale(s.weights, weight_scale(), ctx.stream);
-  compressor_.forward(ctx, u, entries, inv_freq, s.keys, s.compressor);
+  compressor_.forward(ctx, reach, entries, inv_freq, s.keys, s.compressor);
 }
 
-void EntryIndexer::select(Context& ctx, int slot, const CompressedEntries& entries, const Saved& s) {
+Tensor EntryIndexer::select(Context& ctx, int slot, const Tensor& own_entries, const CompressedEntries& entries, Saved& s) {
   const ArenaScope scope(*ctx.scratch);
   const int64_t tokens = s.q.size(0), k = config_.k;
   Selection& selection = ctx.selections->open(slot, tokens, k, ctx.stream);
   FlashTopKState state{k, ctx.scratch->allocate(DType::f32, {tokens, k}), ctx.scratch->allocate(DType::i32, {tokens, k}),
                        ctx.scratch->allocate(DType::i32, {tokens}), ctx.selections->nan_query(slot)};
   flash_topk_begin(state, ctx.stream);
-  FlashTopKUpdate update{s.q, s.weights, s.keys, 0, entries.begin, entries.end, {}, ctx.stream};
-  update.workspace = workspace(ctx, flash_topk_update_workspace_bytes(state, update));
-  flash_topk_update(state, update);
+  const ContextRows rows = gather_context_rows(ctx, own_entries, s.keys, [&](int64_t first, const Tensor& keys) {
+    const ArenaScope update_scope(*ctx.scratch);
+    FlashTopKUpdate update{s.q, s.weights, keys, first, entries.begin, entries.end, {}, ctx.stream};
+    update.workspace = workspace(ctx, flash_topk_update_workspace_bytes(state, update));
+    flash_topk_update(state, update);
+  }, &entries.shards);
   flash_topk_finish(state, selection, ctx.stream);
-  ctx.selections->close(slot, entries.size(), ctx.stream);
+  s.all_keys = rows.keys;
+  ctx.selections->close(slot, entries.all(), ctx.stream);
   ctx.selections->count_selector_call();
+  return rows.kv;
 }
 
-void EntryIndexer::forward(Context& ctx, Pass pass, int slot, const Tensor& u, const Tensor& c_q, const CompressedEntries& entries, const Tensor& inv_freq, Saved& s) {
+Tensor EntryIndexer::forward(Context& ctx, Pass pass, int slot, const Tensor& u, const Tensor& reach, const Tensor& c_q, const Tensor& own_entries,
+                             const CompressedEntries& entries, const Tensor& inv_freq, Saved& s) {
   const bool replayed = ctx.selections->is_fixed(slot) || (pass == Pass::recompute && ctx.replay);
   // Keys are needed for scores, and again for those of the index loss.
-  if (replayed && (pass == Pass::evaluate || ctx.scales.index <= 0)) return;
-  project(ctx, u, c_q, entries, inv_freq, s);
-  if (!replayed) select(ctx, slot, entries, s);
+  if (replayed && (pass == Pass::evaluate || ctx.scales.index <= 0)) return gather_context_rows(ctx, own_entries, {}, {}, &entries.shards).kv;
+  project(ctx, u, reach, c_q, entries, inv_freq, s);
+  if (!replayed) return select(ctx, slot, own_entries, entries, s);
+  const ContextRows rows = gather_context_rows(ctx, own_entries, s.keys, {}, &entries.shards);
+  s.all_keys = rows.keys;
+  return rows.kv;
 }
 
 void EntryIndexer::backward(Context& ctx, int slot, const Tensor& head_sum, const CompressedEntries& entries, const Tensor& inv_freq, const Saved& s) {
   const ArenaScope scope(*ctx.scratch);
   const Tensor dq = ctx.scratch->allocate(ctx.activation, s.q.shape()), dweights = ctx.scratch->allocate(DType::f32, s.weights.shape());
-  const Tensor dkeys = ctx.scratch->allocate_zeroed(DType::f32, s.keys.shape(), ctx.stream);
+  const Tensor dkeys = ctx.scratch->allocate_zeroed(DType::f32, s.all_keys.shape(), ctx.stream);
   {
     const ArenaScope inner(*ctx.scratch);
-    IndexLoss l{s.q, s.weights, s.keys, ctx.selections->get(slot, ctx.stream), head_sum, static_cast<float>(ctx.scales.index), ctx.sums->index.slice(0, slot, slot + 1),
+    IndexLoss l{s.q, s.weights, s.all_keys, ctx.selections->get(slot, ctx.stream), head_sum, static_cast<float>(ctx.scales.index), ctx.sums->index.slice(0, slot, slot + 1),
                 dq, dweights, dkeys, ctx.deterministic, {}, ctx.stream};
     l.workspace = workspace(ctx, index_loss_workspace_bytes(l));
     index_loss(l);
@@ -71,7 +80,7 @@ void EntryIndexer::backward(Context& ctx, int slot, const Tensor& head_sum, cons
   rope({turned(dq), ctx.sequence->positions, inv_freq, true, true, ctx.stream});
   linear_wgrad(ctx, dq.as_matrix(), s.c_q, wq_b_);
   linear_wgrad(ctx, dweights, s.u, weights_proj_, weight_scale());
-  compressor_.backward(ctx, narrowed(ctx, dkeys), entries, inv_freq, {}, s.compressor);
+  compressor_.backward(ctx, narrowed(ctx, reduce_context_rows(ctx, dkeys, &entries.shards)), entries, inv_freq, {}, s.compressor);
 }
 
 }  // namespace hyscale

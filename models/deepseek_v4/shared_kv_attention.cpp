@@ -7,8 +7,10 @@
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/sparse_attention/sparse_attention.h"
+#include "models/layers/context_rows.h"
 #include "models/layers/linear.h"
 #include "models/selection_health.h"
+#include "models/layers/token_reach.h"
 
 namespace hyscale {
 namespace {
@@ -29,7 +31,7 @@ SharedKvAttention::SharedKvAttention(ParameterStore& store, const std::string& p
       compression_(compression),
       wq_a_(store.add({.name = prefix + "wq_a.weight", .shape = {c.q_rank, c.hidden_size}})),
       q_norm_(store.add(norm_weight(prefix + "q_norm.weight", c.q_rank))),
-      wq_b_(store.add({.name = prefix + "wq_b.weight", .shape = {c.num_heads * c.head_dim, c.q_rank}})),
+      wq_b_(store.add({.name = prefix + "wq_b.weight", .shape = {c.num_heads * c.head_dim, c.q_rank}, .head_rows = {c.head_dim}})),
       wkv_(store.add({.name = prefix + "wkv.weight", .shape = {c.head_dim, c.hidden_size}})),
       kv_norm_(store.add(norm_weight(prefix + "norm.weight", c.head_dim))),
       sink_(store.add({.name = prefix + "attn_sink", .shape = {c.num_heads}, .init = Init::zeros, .fp32 = true, .weight_decay = false})),
@@ -48,7 +50,7 @@ const CompressedEntries& SharedKvAttention::entries(const Context& ctx) const {
   throw InternalError(concat("the sequence has no entries of ratio ", ratio_));
 }
 
-int64_t SharedKvAttention::num_entries(const Context& ctx) const { return compressor_ ? entries(ctx).size() : 0; }
+int64_t SharedKvAttention::num_entries(const Context& ctx) const { return compressor_ ? entries(ctx).all() : 0; }
 
 Tensor SharedKvAttention::turned(const Tensor& rows) const {
   if (rows.rank() == 3) return rows.slice(2, dims_ - rope_dim_, dims_);
@@ -57,17 +59,19 @@ Tensor SharedKvAttention::turned(const Tensor& rows) const {
 }
 
 void SharedKvAttention::project(Context& ctx, const Tensor& u, const Tensor& inv_freq, Saved& s) {
-  const int64_t tokens = u.size(0), first_token = num_entries(ctx);
+  const int64_t tokens = u.size(0);
   s.u = u;
+  s.reach = reach_rows(ctx, u);
+  const int64_t reach = s.reach.size(0);
   s.q_latent = ctx.saved->allocate(ctx.activation, {tokens, wq_a_.shape[0]});
   s.q_rstd = ctx.saved->allocate(DType::f32, {tokens});
   s.c_q = ctx.saved->allocate(ctx.activation, s.q_latent.shape());
   s.q_raw = ctx.saved->allocate(ctx.activation, {tokens, heads_, dims_});
   s.q_head_rstd = ctx.saved->allocate(DType::f32, {tokens * heads_});
   s.q = ctx.saved->allocate(ctx.activation, s.q_raw.shape());
-  s.kv_raw = ctx.saved->allocate(ctx.activation, {tokens, dims_});
-  s.kv_rstd = ctx.saved->allocate(DType::f32, {tokens});
-  s.rows = ctx.saved->allocate(ctx.activation, {first_token + tokens, dims_});
+  s.kv_raw = ctx.saved->allocate(ctx.activation, {reach, dims_});
+  s.kv_rstd = ctx.saved->allocate(DType::f32, {reach});
+  s.rows = ctx.saved->allocate(ctx.activation, {num_entries(ctx) + reach, dims_});
 
   linear(ctx, u, wq_a_, s.q_latent);
   rms_norm({s.q_latent, q_norm_.value, eps_, s.c_q, s.q_rstd, ctx.stream});
@@ -75,11 +79,22 @@ void SharedKvAttention::project(Context& ctx, const Tensor& u, const Tensor& inv
   const Shape head_rows{tokens * heads_, dims_};
   rms_norm({s.q_raw.view(head_rows), {}, eps_, s.q.view(head_rows), s.q_head_rstd, ctx.stream});
   rope({turned(s.q), ctx.sequence->positions, inv_freq, true, false, ctx.stream});
-  linear(ctx, u, wkv_, s.kv_raw);
-  const Tensor kv = s.rows.slice(0, first_token, first_token + tokens);
-  rms_norm({s.kv_raw, kv_norm_.value, eps_, kv, s.kv_rstd, ctx.stream});
-  rope({turned(kv), ctx.sequence->positions, inv_freq, true, false, ctx.stream});
-  if (compressor_) compressor_->forward(ctx, u, entries(ctx), inv_freq, s.rows.slice(0, 0, first_token), s.compressor);
+  linear(ctx, s.reach, wkv_, s.kv_raw);
+  s.kv = s.rows.slice(0, num_entries(ctx), s.rows.size(0));
+  rms_norm({s.kv_raw, kv_norm_.value, eps_, s.kv, s.kv_rstd, ctx.stream});
+  rope({turned(s.kv), ctx.sequence->reach.positions, inv_freq, true, false, ctx.stream});
+}
+
+// The entries of the whole sequence before the tokens; on the way the indexer selects.
+void SharedKvAttention::join_rows(Context& ctx, Pass pass, int slot, const Tensor& inv_freq, Saved& s) {
+  if (!compressor_) return;
+  const CompressedEntries& e = entries(ctx);
+  const Tensor all = s.rows.slice(0, 0, e.all());
+  s.own_entries = ctx.ring ? ctx.saved->allocate(ctx.activation, {e.own(), dims_}) : all;
+  compressor_->forward(ctx, s.reach, e, inv_freq, s.own_entries, s.compressor);
+  const Tensor gathered = indexer_ ? indexer_->forward(ctx, pass, slot, s.u, s.reach, s.c_q, s.own_entries, e, inv_freq, s.indexer)
+                                   : gather_context_rows(ctx, s.own_entries, {}, {}, &e.shards).kv;
+  if (ctx.ring) copy(all, gathered, ctx.stream);
 }
 
 int64_t SharedKvAttention::most_rows(const Context& ctx) const {
@@ -95,7 +110,7 @@ void SharedKvAttention::for_each_run(Context& ctx, int slot, Function function) 
     const ArenaScope scope(*ctx.scratch);
     const int64_t last = std::min(first + run, tokens);
     const auto part = [&](const Tensor& t) { return t.defined() ? t.slice(0, first, last) : Tensor(); };
-    AttendedRows a{{part(chosen.indices), part(chosen.counts)}, {}, {}, part(q.key_begin), part(q.key_end), window_, num_entries(ctx),
+    AttendedRows a{{part(chosen.indices), part(chosen.counts)}, {}, {}, part(q.reach.begin), part(q.reach.end), window_, num_entries(ctx),
                    {ctx.scratch->allocate(DType::i32, {last - first, width}), ctx.scratch->allocate(DType::i32, {last - first})}, ctx.stream};
     if (compression_ == Compression::all) a.entry_begin = part(entries(ctx).begin), a.entry_end = part(entries(ctx).end);
     attended_rows(a);
@@ -112,10 +127,10 @@ Tensor SharedKvAttention::unturned_output(Context& ctx, const Tensor& inv_freq, 
 
 void SharedKvAttention::forward(Context& ctx, Pass pass, int slot, const Tensor& u, const Tensor& y, const Tensor& inv_freq, Saved& s) {
   project(ctx, u, inv_freq, s);
-  if (indexer_) indexer_->forward(ctx, pass, slot, u, s.c_q, entries(ctx), inv_freq, s.indexer);
+  join_rows(ctx, pass, slot, inv_freq, s);
   if (ctx.health && indexer_ && pass == Pass::forward) {
     const CompressedEntries& e = entries(ctx);
-    ctx.health->observe(ctx, {slot, k_, s.q, s.rows.slice(0, 0, e.size()), dims_, scale_, s.indexer.q, s.indexer.weights, s.indexer.keys, e.begin, e.end});
+    ctx.health->observe(ctx, {slot, k_, s.q, s.rows.slice(0, 0, e.all()), dims_, scale_, s.indexer.q, s.indexer.weights, s.indexer.all_keys, e.begin, e.end});
   }
   const int64_t tokens = u.size(0);
   s.o = ctx.saved->allocate(ctx.activation, s.q.shape());
@@ -171,7 +186,7 @@ void SharedKvAttention::backward_projections(Context& ctx, const Tensor& dq, con
     n.workspace = workspace(ctx, rms_norm_backward_workspace_bytes(n));
     rms_norm_backward(n);
   };
-  const int64_t tokens = dq.size(0), first_token = num_entries(ctx);
+  const int64_t tokens = dq.size(0), first_token = num_entries(ctx), reach = s.reach.size(0);
   const Shape head_rows{tokens * heads_, dims_};
   const Tensor dc_q = ctx.scratch->allocate(ctx.activation, s.c_q.shape());
   rope({turned(dq), ctx.sequence->positions, inv_freq, true, true, ctx.stream});
@@ -182,12 +197,20 @@ void SharedKvAttention::backward_projections(Context& ctx, const Tensor& dq, con
   linear_wgrad(ctx, dc_q, s.u, wq_a_);
   linear_dgrad(ctx, dc_q, wq_a_, du);
 
-  const Tensor d = narrowed(ctx, drows), dkv = d.slice(0, first_token, first_token + tokens);
-  rope({turned(dkv), ctx.sequence->positions, inv_freq, true, true, ctx.stream});
+  // What goes through tokens' rows and entries belongs to the reach, of which du is a part.
+  const bool over = reaches_over(ctx);
+  const Tensor dreach = over ? ctx.scratch->allocate(ctx.activation, s.reach.shape()) : du;
+  const Tensor dkv = narrowed(ctx, drows.slice(0, first_token, first_token + reach));
+  rope({turned(dkv), ctx.sequence->reach.positions, inv_freq, true, true, ctx.stream});
   norm_backward(s.kv_raw, &kv_norm_, s.kv_rstd, dkv);
-  linear_wgrad(ctx, dkv, s.u, wkv_);
-  linear_dgrad(ctx, dkv, wkv_, du, true);
-  if (compressor_) compressor_->backward(ctx, d.slice(0, 0, first_token), entries(ctx), inv_freq, du, s.compressor);
+  linear_wgrad(ctx, dkv, s.reach, wkv_);
+  linear_dgrad(ctx, dkv, wkv_, dreach, !over);
+  if (compressor_) {
+    const CompressedEntries& e = entries(ctx);
+    const Tensor dentries = reduce_context_rows(ctx, drows.slice(0, 0, first_token), &e.shards);
+    compressor_->backward(ctx, narrowed(ctx, dentries), e, inv_freq, dreach, s.compressor);
+  }
+  fold_reach(ctx, dreach, du);
 }
 
 }  // namespace hyscale

@@ -17,11 +17,12 @@ class SharedKvAttention {
   SharedKvAttention(ParameterStore&, const std::string& prefix, const V4Config&, Compression, int64_t ratio);
 
   struct Saved {
-    Tensor u;                           // [T, C], the caller's
+    Tensor u, reach;                    // [T, C], the caller's; [X, C] (models/layers/token_reach.h)
     Tensor q_latent, q_rstd, c_q;       // [T, R], f32 [T], [T, R]
     Tensor q_raw, q_head_rstd, q;       // [T, H, D], f32 [T H], [T, H, D]
-    Tensor kv_raw, kv_rstd;             // [T, D], f32 [T]
-    Tensor rows;                        // [E + T, D]
+    Tensor kv_raw, kv_rstd, kv;         // [X, D], f32 [X], [X, D]
+    Tensor own_entries;                 // [E, D]
+    Tensor rows;                        // [entries of the whole sequence + X, D]
     Tensor o, lse, grouped;             // [T, H, D], f32 [T, H], [T, G, r]
     TokenCompressor::Saved compressor;
     EntryIndexer::Saved indexer;
@@ -38,6 +39,7 @@ class SharedKvAttention {
   int64_t num_entries(const Context&) const;
   Tensor turned(const Tensor& rows) const;  // the part of rows that rope turns, with one head: [n, H, rope]
   void project(Context&, const Tensor& u, const Tensor& inv_freq, Saved&);
+  void join_rows(Context&, Pass, int slot, const Tensor& inv_freq, Saved&);
   Tensor unturned_output(Context&, const Tensor& inv_freq, const Saved&) const;
   int64_t most_rows(const Context&) const;
   // Calls function(first, last, rows) for runs of queries whose attended rows fit a bounded list.

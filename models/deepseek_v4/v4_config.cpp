@@ -1,6 +1,6 @@
 #include "models/deepseek_v4/v4_config.h"
 
-#include "models/json_reader.h"
+#include "core/json.h"
 
 namespace hyscale {
 namespace {

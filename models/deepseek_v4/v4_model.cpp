@@ -16,7 +16,7 @@ V4Model::V4Model(const nlohmann::json& hf_config, const std::string& path, const
   config_.moe.expert_ranks = options.expert_ranks;
   if (options.mtp && (config_.mtp_layers != 1 || options.mtp_depths != 1))
     throw UserError(concat(path, ": \"num_nextn_predict_layers\" is ", config_.mtp_layers, " and model.mtp_depths ", options.mtp_depths, "; training DeepSeek-V4's MTP needs 1 and 1"));
-  embedding_ = &store_.add({.name = "model.embed_tokens.weight", .shape = {config_.vocab_size, config_.hidden_size}});
+  embedding_ = &store_.add({.name = "model.embed_tokens.weight", .shape = {config_.vocab_size, config_.hidden_size}, .kind = ParameterRole::embedding});
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     const size_t at = static_cast<size_t>(i);
     units_.push_back(store_.begin_unit(true));
@@ -26,14 +26,15 @@ V4Model::V4Model(const nlohmann::json& hf_config, const std::string& path, const
   }
   head_unit_ = store_.begin_unit(false);
   head_.emplace(store_, "model.hc_head.hc_", "model.norm.weight", config_.hyper);
-  lm_head_ = &store_.add({.name = "head.weight", .shape = {config_.vocab_size, config_.hidden_size}});
+  lm_head_ = &store_.add({.name = "head.weight", .shape = {config_.vocab_size, config_.hidden_size}, .kind = ParameterRole::head});
   if (!options.mtp) return;
   mtp_.emplace(store_, mtp_prefix(), config_, *embedding_, *lm_head_);
   moe_layers_.push_back(&mtp_->moe());
 }
 
 SequenceNeeds V4Model::sequence_needs() const {
-  SequenceNeeds needs{mtp_ ? 1 : 0, {}};
+  SequenceNeeds needs{mtp_ ? 1 : 0, {}, config_.window - 1};
+  for (int64_t ratio : config_.ratios) needs.reach = std::max(needs.reach, (ratio == 4 ? 2 : 1) * ratio - 1);  // overlapping groups read two
   for (int64_t ratio : config_.ratios)
     if (ratio > 0 && std::find(needs.compression_ratios.begin(), needs.compression_ratios.end(), ratio) == needs.compression_ratios.end())
       needs.compression_ratios.push_back(ratio);

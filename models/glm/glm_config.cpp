@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "models/json_reader.h"
+#include "core/json.h"
 
 namespace hyscale {
 namespace {
@@ -87,6 +87,23 @@ MoeConfig moe_config(const JsonReader& r) {
   return m;
 }
 
+// No file of a few lines describes more than can be counted: elements in 64 bits, with room for bytes and sums, and experts, of
+// which each takes memory before any weight does.
+void check_size(const JsonReader& r, const GlmConfig& c) {
+  constexpr double kMostElements = 1e14;
+  constexpr int64_t kMostExperts = 1 << 18;
+  const auto d = [](int64_t n) { return static_cast<double>(n); };
+  const MlaConfig& a = c.attention;
+  const double attention = d(a.hidden_size) * d(a.q_rank + a.kv_rank + a.rope_dim) +
+                           d(a.num_heads) * (d(a.q_rank) * d(a.nope_dim + a.rope_dim) + d(a.kv_rank) * d(a.nope_dim + a.value_dim) + d(a.value_dim) * d(a.hidden_size));
+  const double indexer = d(c.indexer.num_heads) * d(c.indexer.head_dim) * d(a.q_rank) + d(a.hidden_size) * d(c.indexer.head_dim + c.indexer.num_heads);
+  const double mlp = 3 * d(a.hidden_size) * (d(c.intermediate_size) + d(c.moe.intermediate_size) * d(c.moe.num_experts + c.moe.num_shared_experts));
+  const double elements = 2 * d(c.vocab_size) * d(a.hidden_size) + d(c.num_layers + c.mtp_layers) * (attention + indexer + mlp);
+  if (!(elements <= kMostElements)) r.fail("hidden_size", a.hidden_size, concat("sizes that make at most ", kMostElements, " elements, not ", elements));
+  if (c.num_layers * c.moe.num_experts > kMostExperts)
+    r.fail("n_routed_experts", c.moe.num_experts, concat("at most ", kMostExperts, " in all of the ", c.num_layers, " layers"));
+}
+
 }  // namespace
 
 GlmConfig parse_glm_config(const nlohmann::json& json, const std::string& path) {
@@ -111,6 +128,7 @@ GlmConfig parse_glm_config(const nlohmann::json& json, const std::string& path) 
   const int64_t frequency = r.integer_or("index_topk_freq", 1, 1), offset = r.integer_or("index_skip_topk_offset", 2, 0);
   c.selecting_layer = layer_flags(r, "indexer_types", "full", "shared", c.num_layers,
                                   [&](int64_t i) { return std::max<int64_t>(i - offset + 1, 0) % frequency == 0; });
+  check_size(r, c);
   if (!c.selecting_layer[0]) r.fail("indexer_types[0]", "shared", "\"full\": the first layer has no earlier selection to share");
   return c;
 }

@@ -20,7 +20,7 @@ GlmModel::GlmModel(const nlohmann::json& hf_config, const std::string& path, con
     throw UserError(concat(path, ": \"index_share_for_mtp_iteration\" is true with ", options.mtp_depths,
                            " MTP depths; every depth selects for itself here: train 1 depth, or set the key to false"));
   const int64_t hidden = config_.attention.hidden_size;
-  embedding_ = &store_.add({.name = "model.embed_tokens.weight", .shape = {config_.vocab_size, hidden}});
+  embedding_ = &store_.add({.name = "model.embed_tokens.weight", .shape = {config_.vocab_size, hidden}, .kind = ParameterRole::embedding});
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     const size_t at = static_cast<size_t>(i);
     num_slots_ += config_.selecting_layer[at];
@@ -31,7 +31,7 @@ GlmModel::GlmModel(const nlohmann::json& hf_config, const std::string& path, con
   }
   head_unit_ = store_.begin_unit(false);
   norm_ = &store_.add(norm_weight("model.norm.weight", hidden));
-  lm_head_ = &store_.add({.name = "lm_head.weight", .shape = {config_.vocab_size, hidden}});
+  lm_head_ = &store_.add({.name = "lm_head.weight", .shape = {config_.vocab_size, hidden}, .kind = ParameterRole::head});
   if (!options.mtp) return;
   mtp_.emplace(store_, mtp_prefix(), config_, options.mtp_depths, num_slots_, *embedding_, *lm_head_);
   num_slots_ += options.mtp_depths;

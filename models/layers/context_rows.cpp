@@ -46,24 +46,23 @@ class ArrivedRuns {
 
 }  // namespace
 
-ContextRows gather_context_rows(Context& ctx, const Tensor& kv, const Tensor& keys, const ScoreKeys& score) {
+ContextRows gather_context_rows(Context& ctx, const Tensor& kv, const Tensor& keys, const ScoreKeys& score, const RowShards* rows_of) {
   if (!ctx.ring) {
     if (score) score(0, keys);
     return {kv, keys};
   }
-  const ContextLayout& layout = ctx.ring->layout();
-  const int64_t width = kv.size(1);
-  ContextRows all{ctx.saved->allocate(kv.dtype(), {layout.sequence_tokens(), width}),
-                  keys.defined() ? ctx.saved->allocate(keys.dtype(), {layout.sequence_tokens(), keys.size(1)}) : Tensor()};
+  const RowShards& shards = rows_of ? *rows_of : ctx.ring->tokens();
+  const int64_t width = kv.size(1), total = shards.total();
+  ContextRows all{ctx.saved->allocate(kv.dtype(), {total, width}), keys.defined() ? ctx.saved->allocate(keys.dtype(), {total, keys.size(1)}) : Tensor()};
   const ArenaScope scope(*ctx.scratch);
   const Tensor own = keys.defined() ? join_columns(ctx, kv, keys) : kv;
-  ArrivedRuns runs(std::max<int64_t>(1, layout.sequence_tokens() / kUpdates));
+  ArrivedRuns runs(std::max<int64_t>(1, total / kUpdates));
   const auto score_runs = [&](bool all_of_them) {
     for (const TokenRange& r : runs.take(all_of_them)) score(r.begin, all.keys.slice(0, r.begin, r.end));
   };
-  ctx.ring->for_each_shard(own, *ctx.scratch, ctx.stream, [&](int rank, const Tensor& shard) {
+  ctx.ring->for_each_shard(shards, own, *ctx.scratch, ctx.stream, [&](int rank, const Tensor& shard) {
     int64_t at = 0;
-    for (const TokenRange& s : layout.segments(rank)) {
+    for (const TokenRange& s : shards.of_rank[static_cast<size_t>(rank)]) {
       const Tensor rows = shard.slice(0, at, at + s.size());
       at += s.size();
       if (s.size() == 0) continue;
@@ -78,11 +77,11 @@ ContextRows gather_context_rows(Context& ctx, const Tensor& kv, const Tensor& ke
   return all;
 }
 
-Tensor reduce_context_rows(Context& ctx, const Tensor& all_rows) {
+Tensor reduce_context_rows(Context& ctx, const Tensor& all_rows, const RowShards* rows_of) {
   if (!ctx.ring) return all_rows;
-  const int64_t tokens = ctx.ring->layout().local_tokens(ctx.ring->group().rank());
-  const Tensor own = ctx.scratch->allocate_zeroed(DType::f32, {tokens, all_rows.size(1)}, ctx.stream);
-  ctx.ring->reduce_into_owners(all_rows, own, *ctx.scratch, ctx.stream,
+  const RowShards& shards = rows_of ? *rows_of : ctx.ring->tokens();
+  const Tensor own = ctx.scratch->allocate_zeroed(DType::f32, {shards.local(ctx.ring->group().rank()), all_rows.size(1)}, ctx.stream);
+  ctx.ring->reduce_into_owners(shards, all_rows, own, *ctx.scratch, ctx.stream,
                                [&](const Tensor& into, const Tensor& from) { add(into, into, from, ctx.stream); });
   return own;
 }

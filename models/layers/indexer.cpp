@@ -16,15 +16,15 @@ namespace {
 
 constexpr float kKeyNormEps = 1e-6f;
 
-Parameter indexer_parameter(const std::string& name, Shape shape, Init init = Init::normal, bool fp32 = false) {
-  return {.name = name, .shape = shape, .group = ParameterGroup::indexer, .init = init, .fp32 = fp32, .weight_decay = init == Init::normal};
+Parameter indexer_parameter(const std::string& name, Shape shape, Init init = Init::normal, bool fp32 = false, std::vector<int64_t> head_rows = {}) {
+  return {.name = name, .shape = shape, .group = ParameterGroup::indexer, .init = init, .fp32 = fp32, .weight_decay = init == Init::normal, .head_rows = std::move(head_rows)};
 }
 
 }  // namespace
 
 Indexer::Indexer(ParameterStore& store, const std::string& prefix, const IndexerConfig& c)
     : config_(c),
-      wq_b_(store.add(indexer_parameter(prefix + "wq_b.weight", {c.num_heads * c.head_dim, c.q_rank}))),
+      wq_b_(store.add(indexer_parameter(prefix + "wq_b.weight", {c.num_heads * c.head_dim, c.q_rank}, Init::normal, false, {c.head_dim}))),
       wk_(store.add(indexer_parameter(prefix + "wk.weight", {c.head_dim, c.hidden_size}))),
       k_norm_(store.add(indexer_parameter(prefix + "k_norm.weight", {c.head_dim}, Init::ones))),
       k_norm_bias_(store.add(indexer_parameter(prefix + "k_norm.bias", {c.head_dim}, Init::zeros))),

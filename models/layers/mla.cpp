@@ -20,10 +20,10 @@ Mla::Mla(ParameterStore& store, const std::string& prefix, const MlaConfig& c)
     : config_(c),
       q_a_(store.add({.name = prefix + "q_a_proj.weight", .shape = {c.q_rank, c.hidden_size}})),
       q_norm_(store.add(norm_weight(prefix + "q_a_layernorm.weight", c.q_rank))),
-      q_b_(store.add({.name = prefix + "q_b_proj.weight", .shape = {c.num_heads * (c.nope_dim + c.rope_dim), c.q_rank}})),
+      q_b_(store.add({.name = prefix + "q_b_proj.weight", .shape = {c.num_heads * (c.nope_dim + c.rope_dim), c.q_rank}, .head_rows = {c.nope_dim + c.rope_dim}})),
       kv_a_(store.add({.name = prefix + "kv_a_proj_with_mqa.weight", .shape = {c.kv_rank + c.rope_dim, c.hidden_size}})),
       kv_norm_(store.add(norm_weight(prefix + "kv_a_layernorm.weight", c.kv_rank))),
-      kv_b_(store.add({.name = prefix + "kv_b_proj.weight", .shape = {c.num_heads * (c.nope_dim + c.value_dim), c.kv_rank}})),
+      kv_b_(store.add({.name = prefix + "kv_b_proj.weight", .shape = {c.num_heads * (c.nope_dim + c.value_dim), c.kv_rank}, .head_rows = {c.nope_dim, c.value_dim}})),
       o_(store.add({.name = prefix + "o_proj.weight", .shape = {c.hidden_size, c.num_heads * c.value_dim}})) {}
 
 Tensor Mla::up_keys(const Tensor& kv_b) const {

@@ -17,6 +17,7 @@ Parameter experts(const std::string& name, const MoeConfig& c, int64_t rows, int
 Parameter expert_gate_up(const std::string& prefix, const MoeConfig& c) {
   const int64_t i = c.intermediate_size, h = c.hidden_size;
   Parameter p = experts(prefix + "experts.gate_up_proj", c, 2 * i, h);
+  if (c.fused_experts) return p;
   for (int64_t n = 0; n < c.num_experts; ++n) {
     const std::string name = concat(prefix, "experts.", n, ".");
     p.hf.push_back({name + c.names.gate + ".weight", {i, h}, 2 * n * i * h});
@@ -28,6 +29,7 @@ Parameter expert_gate_up(const std::string& prefix, const MoeConfig& c) {
 Parameter expert_down(const std::string& prefix, const MoeConfig& c) {
   const int64_t i = c.intermediate_size, h = c.hidden_size;
   Parameter p = experts(prefix + "experts.down_proj", c, h, i);
+  if (c.fused_experts) return p;
   for (int64_t n = 0; n < c.num_experts; ++n) p.hf.push_back({concat(prefix, "experts.", n, ".", c.names.down, ".weight"), {h, i}, n * i * h});
   return p;
 }
@@ -48,25 +50,32 @@ Parameter expert_table(const std::string& prefix, const MoeConfig& c) {
 const MoeConfig& checked(const MoeConfig& c) {
   if (c.num_experts % c.expert_ranks != 0)
     throw UserError(concat("parallel.expert: ", c.expert_ranks, " does not divide the ", c.num_experts, " experts of the model"));
+  if (c.fused_experts && c.expert_ranks > 1)
+    throw UserError(concat("parallel.expert: ", c.expert_ranks, "; the experts of this model are fused in its files, which needs 1"));
   return c;
+}
+
+Parameter* add_selector(ParameterStore& store, const std::string& prefix, const MoeConfig& c) {
+  if (c.hash_vocabulary > 0) return &store.add(expert_table(prefix, c));
+  return c.rule.score == RouterScore::softmax ? nullptr : &store.add(expert_bias(prefix, c));
 }
 
 }  // namespace
 
 Moe::Moe(ParameterStore& store, const std::string& prefix, const MoeConfig& c)
     : config_(checked(c)),
-      gate_(store.add({.name = prefix + "gate.weight", .shape = {c.num_experts, c.hidden_size}, .fp32 = true})),
-      selector_(store.add(c.hash_vocabulary > 0 ? expert_table(prefix, c) : expert_bias(prefix, c))),
+      gate_(store.add({.name = prefix + "gate.weight", .shape = {c.num_experts, c.hidden_size}, .fp32 = true, .kind = ParameterRole::router})),
+      selector_(add_selector(store, prefix, c)),
       gate_up_(store.add(expert_gate_up(prefix, c))),
       down_(store.add(expert_down(prefix, c))) {
   if (c.num_shared_experts > 0) shared_.emplace(store, prefix + "shared_experts.", c.hidden_size, c.num_shared_experts * c.intermediate_size, c.names, c.limit);
 }
 
 void Moe::update_bias(float rate, Stream stream) {
-  if (hashed())
-    zero(counts_, stream);
+  if (selector_ && !hashed())
+    router_bias_update(selector_->value, counts_, rate, stream);
   else
-    router_bias_update(selector_.value, counts_, rate, stream);
+    zero(counts_, stream);
 }
 
 void Moe::route(Context& ctx, Pass pass, Saved& s) {
@@ -74,9 +83,9 @@ void Moe::route(Context& ctx, Pass pass, Saved& s) {
   if (replayed)
     copy(s.experts, ctx.routing->experts.at(number_), ctx.stream);
   else if (hashed())
-    hash_route({ctx.sequence->tokens, selector_.value, s.experts, ctx.stream});
+    hash_route({ctx.sequence->tokens, selector_->value, s.experts, ctx.stream});
   // Loads are counted once per real forward: recompute and evaluation do not count.
-  router({config_.rule, s.logits, hashed() ? Tensor() : selector_.value, s.experts, s.weights, pass == Pass::forward ? counts_ : Tensor(), ctx.stream, replayed || hashed()});
+  router({config_.rule, s.logits, selector_ && !hashed() ? selector_->value : Tensor(), s.experts, s.weights, pass == Pass::forward ? counts_ : Tensor(), ctx.stream, replayed || hashed()});
   if (ctx.routing && !replayed && pass != Pass::recompute) copy(ctx.routing->experts.at(number_), s.experts, ctx.stream);
 }
 

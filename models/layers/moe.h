@@ -18,13 +18,15 @@ struct MoeConfig {
   MlpNames names;
   std::string bias_name = "e_score_correction_bias";
   int64_t hash_vocabulary = 0;    // above 0: experts by token, from gate.tid2eid [hash_vocabulary, K]
+  bool fused_experts = false;     // experts.gate_up_proj and experts.down_proj are one tensor each in files
   int expert_rank = 0, expert_ranks = 1;  // this rank's place among those that share out the experts
   int64_t local_experts() const { return num_experts / expert_ranks; }
 };
 
 class Moe {
  public:
-  // Throws UserError when expert_ranks does not divide num_experts. Hugging Face names: prefix + gate.weight, gate.BIAS_NAME or gate.tid2eid,
+  // Throws UserError when expert_ranks does not divide num_experts, or is above 1 for fused experts. Hugging Face names: prefix + gate.weight,
+  // gate.BIAS_NAME (none with softmax scores) or gate.tid2eid,
   // experts.E.{gate,up,down}.weight by `names`, shared_experts.*. Experts are packed: gate and up as one [E, 2 I, C], down as [E, C, I].
   Moe(ParameterStore&, const std::string& prefix, const MoeConfig&);
 
@@ -52,7 +54,8 @@ class Moe {
   void backward_router(Context&, const Tensor& dweights, const Tensor& dx, const Saved&);
 
   MoeConfig config_;
-  Parameter &gate_, &selector_;  // selector: the bias, or the table of tokens
+  Parameter& gate_;
+  Parameter* selector_;  // the bias, or the table of tokens; null: neither
   Parameter &gate_up_, &down_;
   std::optional<Mlp> shared_;
   size_t number_ = 0;

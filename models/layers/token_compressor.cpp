@@ -19,7 +19,7 @@ Parameter keys_gates(const std::string& prefix, const CompressorConfig& c, Param
 TokenCompressor::TokenCompressor(ParameterStore& store, const std::string& prefix, const CompressorConfig& c, ParameterGroup group)
     : config_(c),
       keys_gates_(store.add(keys_gates(prefix, c, group))),
-      ape_(store.add({.name = prefix + "ape", .shape = {c.ratio, c.channels()}, .group = group, .init = Init::zeros, .fp32 = true, .weight_decay = false})),
+      ape_(store.add({.name = prefix + "ape", .shape = {c.ratio, c.channels()}, .group = group, .init = Init::zeros, .fp32 = true, .weight_decay = false, .kind = ParameterRole::vectors})),
       norm_(store.add({.name = prefix + "norm.weight", .shape = {c.dims}, .group = group, .init = Init::ones, .weight_decay = false})) {}
 
 void TokenCompressor::rotate(Context& ctx, const Tensor& entries, const CompressedEntries& e, const Tensor& inv_freq, bool inverse) const {
@@ -32,8 +32,8 @@ void TokenCompressor::forward(Context& ctx, const Tensor& u, const CompressedEnt
   const int64_t channels = config_.channels();
   s.u = u;
   s.keys_gates = ctx.saved->allocate(DType::f32, {u.size(0), 2 * channels});
-  s.pooled = ctx.saved->allocate(ctx.activation, {e.size(), config_.dims});
-  s.rstd = ctx.saved->allocate(DType::f32, {e.size()});
+  s.pooled = ctx.saved->allocate(ctx.activation, {e.own(), config_.dims});
+  s.rstd = ctx.saved->allocate(DType::f32, {e.own()});
   linear(ctx, u, keys_gates_, s.keys_gates);
   compressor({s.keys_gates.slice(1, 0, channels), s.keys_gates.slice(1, channels, 2 * channels), ape_.value, e.first_token, e.positions, s.pooled, ctx.stream});
   rms_norm({s.pooled, norm_.value, config_.eps, entries, s.rstd, ctx.stream});

@@ -20,13 +20,13 @@ class TokenCompressor {
   TokenCompressor(ParameterStore&, const std::string& prefix, const CompressorConfig&, ParameterGroup);
 
   struct Saved {
-    Tensor u;             // [T, C], the caller's
-    Tensor keys_gates;    // f32 [T, 2 channels]
+    Tensor u;             // [X, C], the caller's: rows of the reach (TokenReach)
+    Tensor keys_gates;    // f32 [X, 2 channels]
     Tensor pooled, rstd;  // [E, dims], f32 [E]
   };
-  // entries [E, dims]
+  // entries [E, dims]: the own ones
   void forward(Context&, const Tensor& u, const CompressedEntries&, const Tensor& inv_freq, const Tensor& entries, Saved&);
-  // dentries is used up. du [T, C] is added to where it is defined; the parameters get theirs in any case.
+  // dentries is used up. du [X, C] is added to where it is defined; the parameters get theirs in any case.
   void backward(Context&, const Tensor& dentries, const CompressedEntries&, const Tensor& inv_freq, const Tensor& du, const Saved&);
 
  private:

@@ -1,7 +1,8 @@
-// A GLM-5.1 decoder layer at its real width as one rank of a context group runs it: its two segments' queries against the
-// keys of the whole sequence; forward, recomputation from the saved input, backward with index loss. The other ranks are not
-// there: a loopback hands the own rows on in their place, so every rank's work is done and its traffic becomes copies.
-// Experts: 8 of 256, and every token goes to all 8, which is what a rank of 32 gets from 32 ranks' tokens under even load.
+// A decoder layer at its real width as one rank of a context group runs it (GLM-5.1; DeepSeek-V4's CSA layer): its two
+// segments' queries against the keys of the whole sequence; forward, recomputation from the saved input, backward with index
+// loss. The other ranks are not there: a loopback hands the own rows on in their place, so every rank's work is done and its
+// traffic becomes copies. Experts: 8 of 256, and every token goes to as many of them as it would to all (8; 6 in DeepSeek-V4):
+// what a rank of 32 gets from 32 ranks' tokens under even load.
 //
 // Two ways, everything else equal: FlashTopK with selection replay, and scores in a table, selected from again in
 // recomputation; there the layer reads a given selection and the table's cost is added in the same run.
@@ -11,6 +12,7 @@
 #include "bench/bench.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/rope/rope.h"
+#include "models/deepseek_v4/hyper_block.h"
 #include "models/glm/decoder_layer.h"
 #include "models/packed_sequence.h"
 #include "models/registry.h"
@@ -29,7 +31,10 @@ class Loopback final : public Communicator {
   void all_reduce(const Tensor&, ReduceOp, Stream) override {}
   void all_gather(const Tensor&, const Tensor&, Stream) override { refuse("all_gather"); }
   void reduce_scatter(const Tensor&, const Tensor&, Stream) override { refuse("reduce_scatter"); }
-  void all_to_all(const Tensor&, std::span<const int64_t>, const Tensor&, std::span<const int64_t>, Stream) override { refuse("all_to_all"); }
+  void all_to_all(const Tensor& send, std::span<const int64_t>, const Tensor& receive, std::span<const int64_t>, Stream s) override {
+    const int64_t rows = std::min(send.size(0), receive.size(0));
+    copy(receive.slice(0, 0, rows), send.slice(0, 0, rows), s);
+  }
   void begin_exchange(const Tensor& send, int, const Tensor& receive, int, Stream s) override { copy(receive, send, s); }
   void finish_exchange(Stream) override {}
   std::unique_ptr<Communicator> split(int, int) override { refuse("split"); }
@@ -39,28 +44,94 @@ class Loopback final : public Communicator {
   int rank_, size_;
 };
 
-GlmConfig layer_config() {
-  nlohmann::json c = read_hf_config("configs/models/glm-5.1.json");
-  c["num_hidden_layers"] = 1;
-  c["first_k_dense_replace"] = 0;
-  c["n_routed_experts"] = 8;
-  for (const char* list : {"mlp_layer_types", "indexer_types", "layer_types"}) c.erase(list);
-  return parse_glm_config(c, "configs/models/glm-5.1.json");
+// The layer that is measured.
+class Subject {
+ public:
+  virtual ~Subject() = default;
+  virtual SequenceNeeds needs() const = 0;
+  virtual Shape shape(int64_t tokens) const = 0;  // of its input
+  virtual void forward(Context&, Pass, const Tensor& x, const Tensor& y) = 0;
+  virtual void backward(Context&, const Tensor& d) = 0;
+  virtual Tensor visible_keys(const PackedSequence&) const = 0;  // i32 [T]: a query sees the keys below this
+  ParameterStore store;
+  int64_t index_heads = 0, index_dims = 0, k = 0, tokens_per_key = 1;
+};
+
+Tensor device_frequencies(const std::vector<float>& host, Memory& memory) {
+  const Tensor t = memory.make(DType::f32, {static_cast<int64_t>(host.size())}, "rope");
+  copy_bytes(t.raw(), kCuda, host.data(), {}, t.bytes(), {});
+  return t;
+}
+
+class GlmSubject final : public Subject {
+ public:
+  explicit GlmSubject(Memory& memory) : config_(config()), layer_(store, "model.layers.0.", config_, true, false) {
+    index_heads = config_.indexer.num_heads, index_dims = config_.indexer.head_dim, k = config_.indexer.k;
+    inv_freq_ = device_frequencies(rope_inverse_frequencies(config_.attention.rope_theta, config_.attention.rope_dim), memory);
+  }
+  SequenceNeeds needs() const override { return {}; }
+  Shape shape(int64_t tokens) const override { return {tokens, config_.attention.hidden_size}; }
+  void forward(Context& ctx, Pass pass, const Tensor& x, const Tensor& y) override { layer_.forward(ctx, pass, 0, x, y, inv_freq_, use_); }
+  void backward(Context& ctx, const Tensor& d) override { layer_.backward(ctx, 0, d, inv_freq_, use_); }
+  Tensor visible_keys(const PackedSequence& s) const override { return s.key_end; }
+
+ private:
+  static GlmConfig config() {
+    nlohmann::json c = read_hf_config("configs/models/glm-5.1.json");
+    c["num_hidden_layers"] = 1;
+    c["first_k_dense_replace"] = 0;
+    c["n_routed_experts"] = 8;
+    for (const char* list : {"mlp_layer_types", "indexer_types", "layer_types"}) c.erase(list);
+    return parse_glm_config(c, "configs/models/glm-5.1.json");
+  }
+  GlmConfig config_;
+  DecoderLayer layer_;
+  DecoderLayer::Saved use_;
+  Tensor inv_freq_;
+};
+
+class V4Subject final : public Subject {
+ public:
+  explicit V4Subject(Memory& memory) : config_(config()), layer_(store, "model.layers.0.", config_, Compression::selected, 4, false) {
+    index_heads = config_.index_heads, index_dims = config_.index_dim, k = config_.index_k, tokens_per_key = 4;
+    inv_freq_ = device_frequencies(yarn_inverse_frequencies(config_.compressed_rope_theta, config_.rope_dim, config_.yarn), memory);
+  }
+  SequenceNeeds needs() const override { return {0, {4}, config_.window - 1}; }
+  Shape shape(int64_t tokens) const override { return {tokens, config_.hyper.streams, config_.hidden_size}; }
+  void forward(Context& ctx, Pass pass, const Tensor& x, const Tensor& y) override { layer_.forward(ctx, pass, 0, x, y, inv_freq_, use_); }
+  void backward(Context& ctx, const Tensor& d) override { layer_.backward(ctx, 0, d, inv_freq_, use_); }
+  Tensor visible_keys(const PackedSequence& s) const override { return s.compressed[0].end; }
+
+ private:
+  static V4Config config() {
+    nlohmann::json c = read_hf_config("configs/models/deepseek-v4-flash.json");
+    c["n_routed_experts"] = 8;
+    return parse_v4_config(c, "configs/models/deepseek-v4-flash.json");
+  }
+  V4Config config_;
+  HyperBlock layer_;
+  HyperBlock::Saved use_;
+  Tensor inv_freq_;
+};
+
+std::unique_ptr<Subject> make_subject(const std::string& family, Memory& memory) {
+  if (family == "deepseek_v4") return std::make_unique<V4Subject>(memory);
+  return std::make_unique<GlmSubject>(memory);
 }
 
 class LayerProblem {
  public:
-  LayerProblem(int64_t tokens, int ranks)
-      : config_(layer_config()), group_(0, ranks), ring_(group_, ContextLayout(tokens, ranks, ContextOrder::zigzag), kCuda),
-        layer_(store_, "model.layers.0.", config_, true, false), saved_(kCuda, "saved activations"), scratch_(kCuda, "workspace"), inputs_(kCuda, "inputs"),
-        selections_(kCuda, 1) {
-    store_.allocate(kCuda, DType::bf16);
-    store_.initialize(1, 0.02f);
+  LayerProblem(const std::string& family, int64_t tokens, int ranks)
+      : group_(0, ranks), ring_(group_, ContextLayout(tokens, ranks, ContextOrder::zigzag), kCuda), subject_(make_subject(family, memory_)),
+        saved_(kCuda, "saved activations"), scratch_(kCuda, "workspace"), inputs_(kCuda, "inputs"), selections_(kCuda, 1) {
+    subject_->store.allocate(kCuda, DType::bf16);
+    subject_->store.initialize(1, 0.02f);
     const HostSequence host = make_host_sequence(std::vector<int32_t>(static_cast<size_t>(tokens)), std::vector<int32_t>(static_cast<size_t>(tokens), -1),
                                                  {0, static_cast<int32_t>(tokens)});
-    const auto segments = ring_.layout().segments(0);
-    sequence_ = to_device(host, segments, {}, inputs_, {});
-    for (const TokenRange& s : segments) visible_.insert(visible_.end(), host.key_end.begin() + s.begin, host.key_end.begin() + s.end);
+    sequence_ = to_device(host, ring_.layout(), 0, subject_->needs(), inputs_, {});
+    const Tensor visible = subject_->visible_keys(sequence_);
+    visible_.resize(static_cast<size_t>(visible.size(0)));
+    copy_bytes(visible_.data(), {}, visible.raw(), kCuda, visible.bytes(), {});
     sums_ = {memory_.make(DType::f64, {1}, "losses"), memory_.make(DType::f64, {1}, "losses"), memory_.make(DType::f64, {1}, "losses"), memory_.make(DType::f64, {1}, "losses")};
     for (const Tensor& t : {sums_.lm, sums_.index, sums_.balance, sums_.mtp}) zero(t, {});
     ctx_.device = kCuda;
@@ -72,10 +143,7 @@ class LayerProblem {
     ctx_.ring = ranks > 1 ? &ring_ : nullptr;
     ctx_.saved = &saved_;
     ctx_.scratch = &scratch_;
-    const std::vector<float> host_freq = rope_inverse_frequencies(config_.attention.rope_theta, config_.attention.rope_dim);
-    inv_freq_ = memory_.make(DType::f32, {static_cast<int64_t>(host_freq.size())}, "rope");
-    copy_bytes(inv_freq_.raw(), kCuda, host_freq.data(), {}, inv_freq_.bytes(), {});
-    const Shape shape{local_tokens(), config_.attention.hidden_size};
+    const Shape shape = subject_->shape(local_tokens());
     x_ = memory_.normal(shape, 2);
     y_ = memory_.make(DType::bf16, shape, "output");
     dy_ = memory_.normal(shape, 3);
@@ -83,7 +151,7 @@ class LayerProblem {
   }
 
   int64_t local_tokens() const { return sequence_.num_tokens(); }
-  const GlmConfig& config() const { return config_; }
+  const Subject& subject() const { return *subject_; }
   const std::vector<int32_t>& visible() const { return visible_; }
   const PackedSequence& sequence() const { return sequence_; }
   SelectionStore& selections() { return selections_; }
@@ -93,11 +161,11 @@ class LayerProblem {
   void begin() { selections_.begin(); }
   void forward(Pass pass) {
     saved_.reset();
-    layer_.forward(ctx_, pass, 0, x_, y_, inv_freq_, use_);
+    subject_->forward(ctx_, pass, x_, y_);
   }
   void backward() {
     copy(dx_.defined() ? dx_ : dx_ = memory_.make(DType::bf16, dy_.shape(), "gradient"), dy_, {});
-    layer_.backward(ctx_, 0, dx_, inv_freq_, use_);
+    subject_->backward(ctx_, dx_);
   }
   double index_loss() const {
     double sum = 0;
@@ -107,20 +175,17 @@ class LayerProblem {
   }
 
  private:
-  GlmConfig config_;
+  Memory memory_;
   Loopback group_;
   Ring ring_;
-  ParameterStore store_;
-  DecoderLayer layer_;
+  std::unique_ptr<Subject> subject_;
   Arena saved_, scratch_, inputs_;
   SelectionStore selections_;
-  Memory memory_;
   PackedSequence sequence_;
   std::vector<int32_t> visible_;
   LossSums sums_;
   Context ctx_;
-  DecoderLayer::Saved use_;
-  Tensor inv_freq_, x_, y_, dy_, dx_;
+  Tensor x_, y_, dy_, dx_;
 };
 
 // Every selected key is visible, selections ascend and hold min(k, visible) keys; on sampled queries.
@@ -145,7 +210,7 @@ std::map<std::string, double> by_part(const std::map<std::string, double>& ops) 
   std::map<std::string, double> parts;
   for (const auto& [op, ms] : ops) {
     const char* part = op.starts_with("flash_topk") ? "selection" : op.starts_with("sparse_attention_f") ? "attention forward" : op.starts_with("sparse_attention_b") ? "attention backward"
-                       : op.starts_with("index_loss") ? "index loss" : op.starts_with("grouped") ? "experts" : op == "gemm" ? "projections" : "the rest";
+                       : op.starts_with("index_loss") ? "index loss" : op.starts_with("grouped") ? "experts" : op.starts_with("hc_") ? "hyper-connections" : op.starts_with("compressor") ? "compressor" : op == "gemm" ? "projections" : "the rest";
     parts[part] += ms;
   }
   return parts;
@@ -153,8 +218,8 @@ std::map<std::string, double> by_part(const std::map<std::string, double>& ops) 
 
 }  // namespace
 
-std::vector<Row> layer_benchmark(int64_t tokens, int ranks) {
-  LayerProblem p(tokens, ranks);
+std::vector<Row> layer_benchmark(const std::string& family, int64_t tokens, int ranks) {
+  LayerProblem p(family, tokens, ranks);
   std::vector<Row> rows;
   const auto row = [&](const std::string& name, double ms, const std::string& check = "") { rows.push_back({name, check, ms}); };
   // HyScale.
@@ -180,10 +245,11 @@ std::vector<Row> layer_benchmark(int64_t tokens, int ranks) {
   for (const auto& [part, ms] : by_part(ops)) row("  of which " + part, ms);
 
   // The table: selects for the same number of queries and keys, twice; the layer reads a given selection.
-  const IndexerConfig& x = p.config().indexer;
+  const Subject& x = p.subject();
   Memory memory;
-  TableSelect t{memory.normal({p.local_tokens(), x.num_heads, x.head_dim}, 5), memory.normal({tokens, x.head_dim}, 6), memory.uniform({p.local_tokens(), x.num_heads}, 7, -0.05f, 0.15f),
-                p.sequence().key_end, p.visible(), memory.make(DType::i32, {p.local_tokens(), x.k}, "selection"), 64, {}, {}, {}};
+  TableSelect t{memory.normal({p.local_tokens(), x.index_heads, x.index_dims}, 5), memory.normal({tokens / x.tokens_per_key, x.index_dims}, 6),
+                memory.uniform({p.local_tokens(), x.index_heads}, 7, -0.05f, 0.15f), x.visible_keys(p.sequence()), p.visible(),
+                memory.make(DType::i32, {p.local_tokens(), x.k}, "selection"), 64, {}, {}, {}};
   make_table(t, memory);
   const double select = median_ms([&] { table_select(t); }, 1);
   const Selection given{memory.make(DType::i32, {p.local_tokens(), x.k}, "selection"), memory.make(DType::i32, {p.local_tokens()}, "selection")};

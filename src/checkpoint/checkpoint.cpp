@@ -4,12 +4,11 @@
 #include <filesystem>
 #include <iomanip>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "checkpoint/digest.h"
-#include "core/error.h"
+#include "core/digest.h"
 #include "core/file.h"
+#include "core/json.h"
 
 namespace hyscale {
 namespace fs = std::filesystem;
@@ -108,7 +107,7 @@ std::vector<std::pair<int64_t, std::string>> list_checkpoints(const std::string&
   if (!fs::is_directory(directory)) return found;
   for (const auto& entry : fs::directory_iterator(directory)) {
     const std::string name = entry.path().filename().string();
-    if (!name.starts_with("step-") || name.find_first_not_of("0123456789", 5) != std::string::npos || name.size() > 20) continue;
+    if (!name.starts_with("step-") || name.size() < 6 || name.find_first_not_of("0123456789", 5) != std::string::npos || name.size() > 20) continue;
     if (fs::exists(entry.path() / kManifest)) found.emplace_back(std::stoll(name.substr(5)), entry.path().string());
   }
   std::sort(found.begin(), found.end());
@@ -126,15 +125,16 @@ std::string find_checkpoint(const std::string& directory, const std::string& whi
 
 void verify_checkpoint(const std::string& path, bool hashes) {
   const std::string manifest_path = path + "/" + kManifest;
-  const nlohmann::json manifest = nlohmann::json::parse(read_text_file(manifest_path), nullptr, false);
+  const nlohmann::json manifest = read_json_file(manifest_path);
   if (!manifest.is_object() || !manifest.contains("files") || !manifest["files"].is_object()) throw UserError(manifest_path + ": is damaged");
   for (const auto& [name, entry] : manifest["files"].items()) {
     const std::string file = path + "/" + name;
-    if (name.find("..") != std::string::npos || name.front() == '/') throw UserError(concat(manifest_path, ": names \"", name, "\", outside the checkpoint"));
+    const JsonReader r(entry, concat(manifest_path, ": \"", name, '"'));
+    if (name.empty() || name.find("..") != std::string::npos || name.front() == '/') throw UserError(concat(manifest_path, ": names \"", name, "\", outside the checkpoint"));
     if (!fs::is_regular_file(file)) throw UserError(file + ": is missing; the checkpoint is damaged");
-    const auto size = fs::file_size(file);
-    if (size != entry.at("bytes").get<uintmax_t>()) throw UserError(concat(file, ": has ", size, " bytes, the manifest says ", entry["bytes"].dump(), "; the checkpoint is damaged"));
-    if (hashes && file_digest(file) != entry.at("xxh3").get<std::string>()) throw UserError(file + ": its contents differ from the manifest's xxh3; the checkpoint is damaged");
+    const int64_t size = static_cast<int64_t>(fs::file_size(file)), expected = r.integer("bytes", 0, INT64_MAX);
+    if (size != expected) throw UserError(concat(file, ": has ", size, " bytes, the manifest says ", expected, "; the checkpoint is damaged"));
+    if (hashes && file_digest(file) != r.text("xxh3")) throw UserError(file + ": its contents differ from the manifest's xxh3; the checkpoint is damaged");
   }
 }
 

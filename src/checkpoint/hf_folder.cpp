@@ -6,7 +6,7 @@
 #include <set>
 #include <sstream>
 
-#include "core/error.h"
+#include "core/json.h"
 
 namespace hyscale {
 namespace fs = std::filesystem;
@@ -49,19 +49,25 @@ HfFolderReader::HfFolderReader(const std::string& folder) : folder_(folder) {
   if (!fs::is_directory(folder)) throw UserError(folder + ": is no folder; expected a Hugging Face model folder");
   if (fs::exists(single)) {
     readers_.push_back(std::make_unique<SafetensorsReader>(single));
+    collect_tensors();
   } else if (fs::exists(index)) {
-    const nlohmann::json json = nlohmann::json::parse(read_text_file(index), nullptr, false);
-    if (json.is_discarded()) throw UserError(index + ": is not valid JSON");
+    const nlohmann::json json = read_json_file(index);
     for (const std::string& name : shard_names(folder, json)) readers_.push_back(std::make_unique<SafetensorsReader>(folder + "/" + name));
-    for (const auto& reader : readers_)
-      for (const auto& [tensor, info] : reader->tensors()) reader_of_[tensor] = reader.get();
+    collect_tensors();
     for (const auto& [tensor, file] : json["weight_map"].items())
-      if (!has(tensor)) throw UserError(concat(index, ": \"", tensor, "\" should be in ", file.get<std::string>(), " but is not"));
+      if (!has(tensor) || reader(tensor).path() != folder + "/" + file.get<std::string>())
+        throw UserError(concat(index, ": \"", tensor, "\" should be in ", file.get<std::string>(), " but is not"));
   } else {
     throw UserError(concat(folder, ": holds neither model.safetensors nor ", kIndexName));
   }
+}
+
+void HfFolderReader::collect_tensors() {
   for (const auto& reader : readers_)
-    for (const auto& [tensor, info] : reader->tensors()) reader_of_[tensor] = reader.get();
+    for (const auto& [tensor, info] : reader->tensors()) {
+      const auto [other, fresh] = reader_of_.emplace(tensor, reader.get());
+      if (!fresh) throw UserError(concat(reader->path(), ": tensor \"", tensor, "\" is also in ", other->second->path()));
+    }
 }
 
 const SafetensorsReader& HfFolderReader::reader(const std::string& name) const {

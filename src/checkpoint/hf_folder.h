@@ -12,7 +12,8 @@ namespace hyscale {
 // All tensors of a folder, wherever they lie.
 class HfFolderReader {
  public:
-  // Throws UserError: no weights in the folder, shards that are missing or named outside it, an index that disagrees.
+  // Throws UserError: no weights in the folder, shards that are missing or named outside it, a tensor in two shards, an index
+  // that disagrees.
   explicit HfFolderReader(const std::string& folder);
   bool has(const std::string& name) const { return reader_of_.count(name) != 0; }
   const SafetensorsReader& reader(const std::string& name) const;  // UserError when absent
@@ -20,6 +21,7 @@ class HfFolderReader {
   const std::string& folder() const { return folder_; }
 
  private:
+  void collect_tensors();
   std::string folder_;
   std::vector<std::unique_ptr<SafetensorsReader>> readers_;
   std::map<std::string, const SafetensorsReader*> reader_of_;

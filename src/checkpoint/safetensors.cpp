@@ -5,19 +5,17 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
-#include "core/error.h"
+#include "core/json.h"
 
 namespace hyscale {
 namespace {
 
-using Json = nlohmann::ordered_json;
 constexpr int64_t kMaxHeader = 100 << 20;  // the format's own limit
 
 [[noreturn]] void bad(const std::string& path, const std::string& what) { throw UserError(concat(path, ": not a valid safetensors file: ", what)); }
 
-int64_t read_integer(const std::string& path, const std::string& name, const Json& value) {
+int64_t read_integer(const std::string& path, const std::string& name, const nlohmann::json& value) {
   if (!value.is_number_integer() || value.get<int64_t>() < 0) bad(path, concat("tensor \"", name, "\": ", value.dump(), " is no size"));
   return value.get<int64_t>();
 }
@@ -33,7 +31,7 @@ int64_t checked_elements(const std::vector<int64_t>& shape, int64_t most) {
   return n;
 }
 
-SafetensorInfo parse_entry(const std::string& path, const std::string& name, const Json& entry, int64_t data_start, int64_t file_size) {
+SafetensorInfo parse_entry(const std::string& path, const std::string& name, const nlohmann::json& entry, int64_t data_start, int64_t file_size) {
   if (!entry.is_object() || !entry.contains("dtype") || !entry["dtype"].is_string() || !entry.contains("shape") || !entry["shape"].is_array() ||
       !entry.contains("data_offsets") || !entry["data_offsets"].is_array() || entry["data_offsets"].size() != 2)
     bad(path, concat("tensor \"", name, "\" needs dtype, shape and data_offsets"));
@@ -41,7 +39,7 @@ SafetensorInfo parse_entry(const std::string& path, const std::string& name, con
   info.dtype = entry["dtype"].get<std::string>();
   const int64_t width = safetensors_dtype_bytes(info.dtype);
   if (width == 0) bad(path, concat("tensor \"", name, "\" has unknown dtype \"", info.dtype, '"'));
-  for (const Json& d : entry["shape"]) info.shape.push_back(read_integer(path, name, d));
+  for (const nlohmann::json& d : entry["shape"]) info.shape.push_back(read_integer(path, name, d));
   const int64_t begin = read_integer(path, name, entry["data_offsets"][0]), end = read_integer(path, name, entry["data_offsets"][1]);
   const int64_t available = file_size - data_start;
   if (begin > end || end > available)
@@ -109,8 +107,8 @@ SafetensorsReader::SafetensorsReader(const std::string& path) : file_(File::open
     bad(path, concat("header of ", header_size, " bytes in a file of ", size));
   std::string text(header_size, '\0');
   file_.read_at(8, text.data(), text.size());
-  const Json header = Json::parse(text, nullptr, false);
-  if (header.is_discarded() || !header.is_object()) bad(path, "the header is no JSON object");
+  const nlohmann::json header = parse_json(text, path + ": header");
+  if (!header.is_object()) bad(path, "the header is no JSON object");
   const int64_t data_start = 8 + static_cast<int64_t>(header_size);
   for (const auto& [name, entry] : header.items())
     if (name != "__metadata__") tensors_[name] = parse_entry(path, name, entry, data_start, size);
@@ -152,7 +150,7 @@ std::vector<int64_t> SafetensorsReader::read_i64(const std::string& name) const 
 }
 
 SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<Entry>& entries) : file_(File::create(path)) {
-  Json header;
+  nlohmann::ordered_json header;
   header["__metadata__"]["format"] = "pt";
   for (const Entry& e : entries) {
     int64_t bytes = safetensors_dtype_bytes(e.dtype);

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/digest.h"
+#include "core/digest.h"
 #include "core/file.h"
 #include "core/tensor.h"
 

@@ -44,9 +44,12 @@ class Communicator {
 
   // Bytes this rank has sent through this communicator.
   int64_t sent_bytes() const { return sent_bytes_; }
+  // Seconds that the host stood in messages and collectives; NCCL makes the device wait instead, and counts none.
+  double waited_seconds() const { return waited_seconds_; }
 
  protected:
   int64_t sent_bytes_ = 0;
+  double waited_seconds_ = 0;
 };
 
 std::unique_ptr<Communicator> make_single_communicator();

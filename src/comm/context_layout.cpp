@@ -89,6 +89,12 @@ std::vector<ContextLayout::HaloSend> ContextLayout::halo_sends(int rank, int64_t
   return out;
 }
 
+RowShards ContextLayout::shards() const {
+  RowShards s;
+  for (int r = 0; r < size_; ++r) s.of_rank.push_back(segments(r));
+  return s;
+}
+
 int64_t ContextLayout::ring_sent_rows(int rank) const {
   if (size_ == 1) return 0;
   return tokens_ - local_tokens((rank + 1) % size_);

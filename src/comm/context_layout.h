@@ -5,16 +5,9 @@
 // contiguous: rank r owns segment r of `size`.
 // Boundaries are multiples of `multiple`, but for the end of the sequence; segments of a short sequence may be empty.
 #pragma once
-#include <cstdint>
-#include <vector>
+#include "comm/row_shards.h"
 
 namespace hyscale {
-
-struct TokenRange {
-  int64_t begin = 0, end = 0;
-  int64_t size() const { return end - begin; }
-  bool operator==(const TokenRange&) const = default;
-};
 
 enum class ContextOrder : uint8_t { zigzag, contiguous };
 
@@ -27,6 +20,7 @@ class ContextLayout {
   ContextOrder order() const { return order_; }
   // A rank's segments in ascending order: two, or one when contiguous. Its local tokens are these, one after the other.
   std::vector<TokenRange> segments(int rank) const;
+  RowShards shards() const;  // of the tokens
   int64_t local_tokens(int rank) const;
   int64_t max_local_tokens() const;
   int owner(int64_t token) const;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -93,13 +94,13 @@ class MpiCommunicator final : public Communicator {
 
   void barrier() override {
     const Range range("barrier");
-    check_mpi(MPI_Barrier(comm_), "barrier");
+    blocking("barrier", [&] { return MPI_Barrier(comm_); });
   }
 
   void broadcast(const Tensor& data, int root, Stream stream) override {
     const Range range("broadcast");
     Staged host(data, rank_ == root, stage_a_, stream);
-    in_pieces(data.bytes(), [&](int64_t at, int n) { check_mpi(MPI_Bcast(host.data() + at, n, MPI_BYTE, root, comm_), "broadcast"); });
+    in_pieces(data.bytes(), [&](int64_t at, int n) { blocking("broadcast", [&] { return MPI_Bcast(host.data() + at, n, MPI_BYTE, root, comm_); }); });
     if (rank_ != root) host.store();
     sent_bytes_ += rank_ == root ? data.bytes() * (size_ - 1) : 0;
   }
@@ -110,7 +111,7 @@ class MpiCommunicator final : public Communicator {
     const int64_t width = dtype_bytes(data.dtype());
     Staged host(data, true, stage_a_, stream);
     in_pieces(data.bytes(), [&](int64_t at, int n) {
-      check_mpi(MPI_Allreduce(MPI_IN_PLACE, host.data() + at, n / width, type, mpi_op(op), comm_), "all_reduce");
+      blocking("all_reduce", [&] { return MPI_Allreduce(MPI_IN_PLACE, host.data() + at, n / width, type, mpi_op(op), comm_); });
     });
     host.store();
     sent_bytes_ += 2 * data.bytes() * (size_ - 1) / size_;
@@ -136,7 +137,7 @@ class MpiCommunicator final : public Communicator {
     for (int root = 0; root < size_; ++root)
       in_pieces(part, [&](int64_t at, int n) {
         char *in = from.data() + root * part + at, *out = to.data() + at;
-        check_mpi(MPI_Reduce(rank_ == root && in == out ? MPI_IN_PLACE : in, out, n / width, type, MPI_SUM, root, comm_), "reduce_scatter");
+        blocking("reduce_scatter", [&] { return MPI_Reduce(rank_ == root && in == out ? MPI_IN_PLACE : in, out, n / width, type, MPI_SUM, root, comm_); });
       });
     to.store();
     sent_bytes_ += part * (size_ - 1);
@@ -183,6 +184,14 @@ class MpiCommunicator final : public Communicator {
   };
 
   template <typename F>
+  void blocking(const char* operation, F&& call) {
+    const auto start = std::chrono::steady_clock::now();
+    const int status = call();
+    waited_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    check_mpi(status, operation);
+  }
+
+  template <typename F>
   static void in_pieces(int64_t bytes, F&& move) {
     for (int64_t at = 0; at < bytes; at += kMaxPiece) move(at, static_cast<int>(std::min(kMaxPiece, bytes - at)));
   }
@@ -223,7 +232,7 @@ class MpiCommunicator final : public Communicator {
     });
   }
   void wait_all(const char* operation) {
-    check_mpi(MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE), operation);
+    blocking(operation, [&] { return MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE); });
     requests_.clear();
   }
 

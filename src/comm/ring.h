@@ -3,7 +3,7 @@
 // Also the halo: the few rows to the left of a segment. The alternative to travelling is one collective that brings all
 // shards at once: fewer and larger messages, nothing to hide them behind.
 //
-// Rows are in the order of ContextLayout: a shard is its rank's segments, one after the other. Transfers run on a stream
+// Rows are in the order of a RowShards, the tokens' own where none is given: a shard is its rank's runs, one after the other. Transfers run on a stream
 // of their own, one shard ahead of the work.
 #pragma once
 #include <deque>
@@ -23,17 +23,26 @@ class Ring {
   // The group stays valid as long as the ring and has layout.size() ranks.
   Ring(Communicator& group, const ContextLayout& layout, Device, ContextTransport = ContextTransport::ring);
 
-  // Calls visit(rank, shard) once for each rank's shard, the own one first. own: [local_tokens, C].
+  // Calls visit(rank, shard) once for each rank's shard, the own one first. own: [local rows, C].
   // While visit works on `compute`, the next shard arrives. The shard is valid until the visit after the next.
-  void for_each_shard(const Tensor& own, Arena& scratch, Stream compute, const std::function<void(int, const Tensor&)>& visit);
+  void for_each_shard(const RowShards&, const Tensor& own, Arena& scratch, Stream compute, const std::function<void(int, const Tensor&)>& visit);
+  void for_each_shard(const Tensor& own, Arena& scratch, Stream compute, const std::function<void(int, const Tensor&)>& visit) {
+    for_each_shard(tokens_, own, scratch, compute, visit);
+  }
 
-  // own [local_tokens, C] += sum over ranks of their all_rows [sequence_tokens, C] at the own tokens. f32.
+  // own [local rows, C] += sum over ranks of their all_rows [all rows, C] at the own rows. f32.
   // add(into, from) enqueues into += from on `compute`. The order of the ring's sum is fixed: from the right neighbour around.
-  void reduce_into_owners(const Tensor& all_rows, const Tensor& own, Arena& scratch, Stream compute,
+  void reduce_into_owners(const RowShards&, const Tensor& all_rows, const Tensor& own, Arena& scratch, Stream compute,
                           const std::function<void(const Tensor&, const Tensor&)>& add);
+  void reduce_into_owners(const Tensor& all_rows, const Tensor& own, Arena& scratch, Stream compute, const std::function<void(const Tensor&, const Tensor&)>& add) {
+    reduce_into_owners(tokens_, all_rows, own, scratch, compute, add);
+  }
 
   // The rows of layout.left_halo(rank, width), one after the other, from arena. own: [local_tokens, C].
   Tensor left_halo(const Tensor& own, int64_t width, Arena& arena, Stream);
+  // The way back: contributions to the rows of the halo go to their owners, where add(into, from) takes them in, rows of own
+  // and what came for them. A row may be in the halos of several segments; senders are taken in ascending order.
+  void return_halo(const Tensor& halo, int64_t width, const Tensor& own, Arena& arena, Stream, const std::function<void(const Tensor&, const Tensor&)>& add);
 
   // What transfers took and for how much of it the work stood still, since the last call. Waits for the device.
   struct Times {
@@ -43,6 +52,7 @@ class Ring {
 
   Communicator& group() { return group_; }
   const ContextLayout& layout() const { return layout_; }
+  const RowShards& tokens() const { return tokens_; }
 
  private:
   struct Timed {
@@ -51,11 +61,17 @@ class Ring {
   };
   Timed& begin_transfer(Stream compute);
   void wait_for_transfer(Timed&, Stream compute);
-  void gather_all(const Tensor& own, Arena& scratch, Stream compute, const std::function<void(int, const Tensor&)>& visit);
-  void scatter_sums(const Tensor& all_rows, const Tensor& own, Arena& scratch, Stream compute, const std::function<void(const Tensor&, const Tensor&)>& add);
+  void gather_all(const RowShards&, const Tensor& own, Arena& scratch, Stream compute, const std::function<void(int, const Tensor&)>& visit);
+  struct HaloTraffic {
+    std::vector<int64_t> send_rows, receive_rows;  // of each rank
+    int64_t sent = 0, received = 0;
+  };
+  HaloTraffic halo_traffic(int64_t width) const;
+  void scatter_sums(const RowShards&, const Tensor& all_rows, const Tensor& own, Arena& scratch, Stream compute, const std::function<void(const Tensor&, const Tensor&)>& add);
 
   Communicator& group_;
   ContextLayout layout_;
+  RowShards tokens_;
   Device device_;
   ContextTransport transport_;
   OwnedStream transfer_;
@@ -64,8 +80,8 @@ class Ring {
   size_t num_timed_ = 0;
 };
 
-// Copies a rank's shard to its places in all rows [sequence_tokens, C], and back.
-void place_shard(const ContextLayout&, int rank, const Tensor& shard, const Tensor& all_rows, Stream);
-void take_shard(const ContextLayout&, int rank, const Tensor& all_rows, const Tensor& shard, Stream);
+// Copies a rank's shard to its places in all rows, and back.
+void place_shard(const RowShards&, int rank, const Tensor& shard, const Tensor& all_rows, Stream);
+void take_shard(const RowShards&, int rank, const Tensor& all_rows, const Tensor& shard, Stream);
 
 }  // namespace hyscale

@@ -41,6 +41,22 @@ class Printer {
            << shortest(d.weight) << YAML::EndMap;
     out_ << YAML::EndSeq;
   }
+  template <typename T, typename Visit>
+  void list(const char* name, std::vector<T>& values, const char*, Visit visit) {
+    out_ << YAML::Key << name << YAML::Value << YAML::BeginSeq;
+    for (T& item : values) {
+      out_ << YAML::BeginMap;
+      visit(*this, item);
+      out_ << YAML::EndMap;
+    }
+    out_ << YAML::EndSeq;
+  }
+  template <typename T, typename Visit>
+  void map(const char* name, std::map<std::string, T>& values, Choices, const char*, Visit visit) {
+    section(name, "", [&](Printer& p) {
+      for (auto& [key, item] : values) p.section(key.c_str(), "", [&](Printer& fields) { visit(fields, item); });
+    });
+  }
 
  private:
   YAML::Emitter out_;
@@ -57,27 +73,49 @@ class Reference {
   }
   void text(const char* name, std::string& value, bool required, const char* meaning) { row(name, "text", required ? "required" : quoted(value), meaning); }
   void choice(const char* name, std::string& value, Choices choices, const char* meaning) {
-    std::string all;
-    for (const char* c : choices) all += (all.empty() ? "" : ", ") + std::string(c);
-    row(name, all, value, meaning);
+    row(name, joined(choices), value, meaning);
   }
   void field(const char* name, int64_t& value, Limits l, const char* meaning) {
     row(name, "integer " + range(l), l.required ? "required" : std::to_string(value), meaning);
   }
-  void field(const char* name, double& value, Limits l, const char* meaning) { row(name, "number " + range(l), shortest(value), meaning); }
+  void field(const char* name, double& value, Limits l, const char* meaning) {
+    row(name, "number " + range(l), l.required ? "required" : shortest(value), meaning);
+  }
   void field(const char* name, bool& value, const char* meaning) { row(name, "true, false", value ? "true" : "false", meaning); }
   void datasets(const char* name, std::vector<DatasetEntry>&, bool required, const char* meaning) {
     row(name, "list of {path, weight}", required ? "required" : "none", meaning);
   }
+  template <typename T, typename Visit>
+  void list(const char* name, std::vector<T>&, const char* meaning, Visit visit) {
+    row(name, "list", "none", meaning);
+    fields_of(concat(name, "[]."), T{}, visit);
+  }
+  template <typename T, typename Visit>
+  void map(const char* name, std::map<std::string, T>&, Choices names, const char* meaning, Visit visit) {
+    row(name, joined(names), "none", meaning);
+    fields_of(concat(name, ".*."), T{}, visit);
+  }
 
  private:
+  template <typename T, typename Visit>
+  void fields_of(const std::string& prefix, T defaults, Visit visit) {
+    prefix_ = prefix;
+    visit(*this, defaults);
+    prefix_.clear();
+  }
+  static std::string joined(Choices choices) {
+    std::string all;
+    for (const char* c : choices) all += (all.empty() ? "" : ", ") + std::string(c);
+    return all;
+  }
   static std::string quoted(const std::string& s) { return s.empty() ? "empty" : s; }
   static std::string range(const Limits& l) {
     return concat(l.low_excluded ? "> " : ">= ", shortest(l.low), std::isinf(l.high) ? "" : concat(", <= ", shortest(l.high)));
   }
   void row(const char* name, const std::string& type, const std::string& otherwise, const char* meaning) {
-    text_ += concat("| `", name, "` | ", type, " | ", otherwise, " | ", meaning, " |\n");
+    text_ += concat("| `", prefix_, name, "` | ", type, " | ", otherwise, " | ", meaning, " |\n");
   }
+  std::string prefix_;  // of fields of lists and maps
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 // The schema: every key with its range and meaning, visited by the reader, the printer and the reference.
-// A visitor has section(name, meaning, function) and field(...) for each type.
+// A visitor has section(name, meaning, function), field(...) for each type, and list(...) and map(...) of structs with fields.
 #pragma once
 #include <initializer_list>
 #include <limits>
@@ -32,6 +32,18 @@ void visit_data(Visitor& v, Config::Data& d) {
   v.field("sequence_tokens", d.sequence_tokens, Limits{1, 1 << 30, false, true}, "Tokens of one packed sequence.");
   v.field("seed", d.seed, Limits{0}, "Seed of the order of documents.");
   v.field("shuffle", d.shuffle, "Shuffle documents in every epoch.");
+  v.text("skip", d.skip, false, "File of training sequences to leave out: per line the number of a sequence, or a range FIRST-LAST; empty: none.");
+}
+
+template <typename Visitor>
+void visit_stage(Visitor& v, StageEntry& s) {
+  v.choice("stage", s.stage, Choices{"sparse", "warmup"}, "As model.stage.");
+  v.field("steps", s.steps, Limits{1, 1e12, false, true}, "Steps of the stage.");
+  v.field("lr", s.lr, Limits{0, std::numeric_limits<double>::infinity(), false, true}, "Peak learning rate.");
+  v.choice("schedule", s.schedule, Choices{"constant", "linear", "cosine", "wsd"}, "As schedule.kind, over the stage's steps.");
+  v.field("warmup_steps", s.warmup_steps, Limits{0}, "Steps of linear rise from 0.");
+  v.field("decay_steps", s.decay_steps, Limits{0}, "wsd only: steps of the final decay.");
+  v.field("min_lr", s.min_lr, Limits{0}, "Learning rate at the end of decay.");
 }
 
 template <typename Visitor>
@@ -46,6 +58,9 @@ void visit_train(Visitor& v, Config::Train& t) {
   v.field("evaluate_every", t.evaluate_every, Limits{0}, "Steps between evaluations; 0: only after the last step. Without validation data there are none.");
   v.field("evaluate_sequences", t.evaluate_sequences, Limits{1, 1e6}, "Sequences of one evaluation, always the same ones.");
   v.field("nonfinite_limit", t.nonfinite_limit, Limits{1, 1e6}, "Steps in a row with a non-finite loss or gradient that end the run; each is skipped and reported.");
+  v.field("overfit_loss", t.overfit_loss, Limits{0}, "A check: every step trains on the first step's sequences, and the run must reach this loss, else it ends with exit code 6; 0: no check.");
+  v.list("stages", t.stages, "Stages one after the other, in place of model.stage, optimizer.lr and schedule; optimizer state and data go on.",
+         [](auto& s, StageEntry& e) { visit_stage(s, e); });
 }
 
 template <typename Visitor>
@@ -57,15 +72,30 @@ void visit_loss(Visitor& v, Config::Loss& l) {
 }
 
 template <typename Visitor>
+void visit_group(Visitor& v, OptimizerGroup& g) {
+  v.choice("name", g.name, Choices{"inherit", "adamw", "muon"}, "Optimizer of these parameters; inherit: what optimizer.name gives them.");
+  v.field("lr", g.lr, Limits{0}, "Peak learning rate of these parameters, which follows the schedule; 0: lr_scale decides.");
+  v.field("lr_scale", g.lr_scale, Limits{0}, "Learning rate relative to that of all.");
+}
+
+template <typename Visitor>
 void visit_optimizer(Visitor& v, Config::Optimizer& o) {
+  v.choice("name", o.name, Choices{"adamw", "muon"}, "muon: Muon for the matrices of dense, experts and indexer (see groups), AdamW for the rest.");
   v.field("lr", o.lr, Limits{0}, "Peak learning rate.");
   v.field("beta1", o.beta1, Limits{0, 0.999999}, "AdamW: decay of the first moment.");
   v.field("beta2", o.beta2, Limits{0, 0.999999}, "AdamW: decay of the second moment.");
   v.field("eps", o.eps, Limits{0, 1, true}, "AdamW: epsilon.");
+  v.field("momentum", o.momentum, Limits{0, 0.999999}, "Muon: decay of the momentum (Nesterov).");
+  v.field("update_rms", o.update_rms, Limits{0, 10, true}, "Muon: root mean square of an update before the learning rate.");
+  v.choice("newton_schulz", o.newton_schulz, Choices{"quintic", "polar_express"}, "Muon: polynomials that orthogonalise; quintic: always the same one; polar_express: the best one for each step.");
+  v.field("newton_schulz_steps", o.newton_schulz_steps, Limits{1, 32}, "Muon: uses of them.");
+  v.field("polish_steps", o.polish_steps, Limits{0, 32}, "Muon: further steps that bring all singular values to 1; quintic only.");
+  v.field("split_heads", o.split_heads, "Muon: each head's part of an up-projection of attention (q, keys, values, index queries) is a matrix of its own.");
   v.field("weight_decay", o.weight_decay, Limits{0}, "Decoupled weight decay; norms and biases have none.");
   v.field("clip_norm", o.clip_norm, Limits{0}, "Largest gradient norm of everything but the indexers; 0: no clipping.");
-  v.field("indexer_lr_scale", o.indexer_lr_scale, Limits{0}, "Learning rate of the indexers relative to lr.");
   v.field("indexer_clip_norm", o.indexer_clip_norm, Limits{0}, "Largest gradient norm of the indexers; 0: no clipping.");
+  v.map("groups", o.groups, Choices{"dense", "embedding", "head", "router", "experts", "indexer", "vectors"},
+        "What differs for parameters of a role; dense: matrices of attention and MLPs; vectors: norm weights and biases of all but the indexers.", [](auto& s, OptimizerGroup& g) { visit_group(s, g); });
 }
 
 template <typename Visitor>
@@ -75,6 +105,16 @@ void visit_schedule(Visitor& v, Config::Schedule& s) {
   v.field("warmup_steps", s.warmup_steps, Limits{0}, "Steps of linear rise from 0.");
   v.field("decay_steps", s.decay_steps, Limits{0}, "wsd only: steps of the final decay.");
   v.field("min_lr", s.min_lr, Limits{0}, "Learning rate at the end of decay.");
+}
+
+template <typename Visitor>
+void visit_guard(Visitor& v, Config::Guard& g) {
+  v.field("loss_factor", g.loss_factor, Limits{0}, "A loss above this many times the median of the last steps is a spike; 0: not watched.");
+  v.field("grad_norm_factor", g.grad_norm_factor, Limits{0}, "The same for the gradient norms of the trunk and of the indexers.");
+  v.field("window", g.window, Limits{1, 1e6}, "Steps that the median ranges over.");
+  v.field("min_steps", g.min_steps, Limits{1, 1e6}, "Steps that must have been seen before one can be a spike.");
+  v.choice("action", g.action, Choices{"skip", "stop"}, "skip: a spike changes no weight and its tokens are reported. stop: it ends the run too, with exit code 5.");
+  v.field("skip_limit", g.skip_limit, Limits{1, 1e6}, "skip: spikes in a row that end the run.");
 }
 
 template <typename Visitor>
@@ -93,6 +133,9 @@ void visit_rest(Visitor& v, Config& c) {
             "Seconds without any progress of a rank that end the job, naming rank, host and operation; five times as many until the first step is done. 0: no watch.");
     s.field("time_limit_seconds", c.run.time_limit_seconds, Limits{0}, "Time after which the run saves and ends with exit code 75, as after a signal; 0: none.");
     s.field("log_every", c.run.log_every, Limits{1, 1e9}, "Steps between progress lines; metrics.jsonl has every step.");
+    s.field("replica_check_every", c.run.replica_check_every, Limits{0}, "Steps between checks that the weights which ranks share are equal, bit for bit; a difference ends the run. 0: no checks.");
+    s.field("straggler_factor", c.run.straggler_factor, Limits{0},
+            "The slowest rank is named when its computing took this many times the median of all; 0: no ranks are timed.");
     s.field("parts_every", c.run.parts_every, Limits{0, 1e9}, "Steps between measurements of how a step's time divides among its parts; 0: none.");
     s.field("selection_health_every", c.run.selection_health_every, Limits{0, 1e9},
             "Steps between measurements of each indexer's selection on a few queries: recall of attention mass, overlaps, ties. 0: none.");
@@ -121,8 +164,9 @@ void visit_config(Visitor& v, Config& c) {
   v.section("data", "Token data sets (see hyscale-data).", [&](auto& s) { visit_data(s, c.data); });
   v.section("train", "The loop.", [&](auto& s) { visit_train(s, c.train); });
   v.section("loss", "Losses beside the language-model loss.", [&](auto& s) { visit_loss(s, c.loss); });
-  v.section("optimizer", "AdamW.", [&](auto& s) { visit_optimizer(s, c.optimizer); });
+  v.section("optimizer", "AdamW and Muon.", [&](auto& s) { visit_optimizer(s, c.optimizer); });
   v.section("schedule", "Learning rate over steps.", [&](auto& s) { visit_schedule(s, c.schedule); });
+  v.section("guard", "Against spikes of loss and gradient.", [&](auto& s) { visit_guard(s, c.guard); });
   visit_rest(v, c);
 }
 

@@ -1,11 +1,15 @@
 #include "config/yaml_reader.h"
 
+#include <yaml-cpp/eventhandler.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <fstream>
+#include <sstream>
 
 #include "core/error.h"
+#include "core/file.h"
 
 namespace hyscale {
 namespace {
@@ -40,6 +44,31 @@ std::string range_text(const Limits& l) {
   return concat(l.low_excluded ? "above " : "from ", l.low, l.low_excluded ? " and at most " : " to ", l.high);
 }
 
+// Where documents begin.
+class DocumentMarks : public YAML::EventHandler {
+ public:
+  void OnDocumentStart(const YAML::Mark& mark) override { marks.push_back(mark); }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+  std::vector<YAML::Mark> marks;
+};
+
+// YAML::Load reads the first document and says nothing of text behind it. YAML::LoadAll would not end on a stray comma, at
+// which yaml-cpp finds one empty document after the other.
+YAML::Node load_document(const std::string& text) {
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  DocumentMarks documents;
+  if (parser.HandleNextDocument(documents) && parser.HandleNextDocument(documents)) throw YAML::ParserException(documents.marks[1], "text after the first document");
+  return YAML::Load(text);
+}
+
 bool inside(double v, const Limits& l) { return (l.low_excluded ? v > l.low : v >= l.low) && v <= l.high; }
 
 }  // namespace
@@ -48,7 +77,7 @@ YamlReader::YamlReader(const std::string& path, const std::vector<std::string>& 
   if (!std::ifstream(path)) throw UserError(path + ": cannot be read; expected a YAML configuration");
   YAML::Node root;
   try {
-    root = YAML::LoadFile(path);
+    root = load_document(read_text_file(path));
   } catch (const YAML::Exception& e) {
     throw UserError(concat(path, ":", e.mark.line + 1, ": is not valid YAML: ", e.msg));
   }
@@ -57,7 +86,8 @@ YamlReader::YamlReader(const std::string& path, const std::vector<std::string>& 
   check_map(root, "the file");
   for (const auto& section : root)
     if (section.second.IsMap())
-      for (const auto& entry : section.second) marks_[section.first.as<std::string>() + "." + entry.first.as<std::string>()] = entry.first.Mark();
+      for (const auto& entry : section.second)
+        if (entry.first.IsScalar()) marks_[section.first.as<std::string>() + "." + entry.first.as<std::string>()] = entry.first.Mark();
   for (const std::string& text : overrides) apply_override(text);
 }
 
@@ -67,7 +97,7 @@ void YamlReader::apply_override(const std::string& text) {
   const std::string section = text.substr(0, dot), key = text.substr(dot + 1, equals - dot - 1);
   YAML::Node value;
   try {
-    value = YAML::Load(text.substr(equals + 1));
+    value = load_document(text.substr(equals + 1));
   } catch (const YAML::Exception& e) {
     throw UserError(concat("--set ", text, ": the value is not valid YAML: ", e.msg));
   }
@@ -80,8 +110,9 @@ void YamlReader::apply_override(const std::string& text) {
 std::string YamlReader::key_of(const char* name) const { return levels_.back().name.empty() ? name : levels_.back().name + "." + name; }
 
 std::string YamlReader::place(const YAML::Node& node, const std::string& key) const {
-  const auto origin = origins_.find(key);
-  if (origin != origins_.end()) return origin->second;
+  // An override sets all that lies in its key too.
+  for (const auto& [set, origin] : origins_)
+    if (key.starts_with(set) && (key.size() == set.size() || key[set.size()] == '.' || key[set.size()] == '[')) return origin;
   if (node && node.Mark().line >= 0) return concat(path_, ":", node.Mark().line + 1);
   return path_;
 }
@@ -114,6 +145,11 @@ void YamlReader::enter(const char* name) {
   if (!node || node.IsNull()) node = YAML::Node(YAML::NodeType::Map);
   levels_.push_back({name, node, {}});
   check_map(node, name);
+}
+
+void YamlReader::enter_item(const std::string& key, const YAML::Node& node) {
+  levels_.push_back({key, node, {}});
+  check_map(node, key);
 }
 
 void YamlReader::leave() {
@@ -204,8 +240,7 @@ void YamlReader::datasets(const char* name, std::vector<DatasetEntry>& value, bo
     if (node[i].IsScalar()) {
       entry.path = node[i].Scalar();
     } else {
-      levels_.push_back({item, node[i], {}});
-      check_map(node[i], item);
+      enter_item(item, node[i]);
       text("path", entry.path, true, "");
       field("weight", entry.weight, Limits{0, 1e12, true}, "");
       leave();

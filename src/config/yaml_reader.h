@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "config/schema.h"
+#include "core/error.h"
 
 namespace hyscale {
 
@@ -32,6 +33,37 @@ class YamlReader {
   void field(const char* name, double& value, Limits, const char*);
   void field(const char* name, bool& value, const char*);
   void datasets(const char* name, std::vector<DatasetEntry>& value, bool required, const char*);
+  // A list of structs; visit(*this, item) reads the fields of one.
+  template <typename T, typename Visit>
+  void list(const char* name, std::vector<T>& values, const char*, Visit visit) {
+    const YAML::Node node = find(name, false);
+    if (!node.IsDefined()) return;
+    const std::string key = key_of(name);
+    if (!node.IsSequence()) fail_at(node, key, "expected a list");
+    values.clear();
+    for (size_t i = 0; i < node.size(); ++i) {
+      enter_item(concat(key, "[", i, "]"), node[i]);
+      visit(*this, values.emplace_back());
+      leave();
+    }
+  }
+  // Structs by name.
+  template <typename T, typename Visit>
+  void map(const char* name, std::map<std::string, T>& values, Choices names, const char*, Visit visit) {
+    const YAML::Node node = find(name, false);
+    if (!node.IsDefined()) return;
+    const std::string key = key_of(name);
+    enter_item(key, node);
+    values.clear();
+    for (const char* item : names) {
+      const YAML::Node fields = find(item, false);
+      if (!fields.IsDefined()) continue;
+      enter_item(concat(key, ".", item), fields);
+      visit(*this, values[item]);
+      leave();
+    }
+    leave();
+  }
 
   // Throws UserError for a combination of values: names the place of `key`, "section.key".
   [[noreturn]] void fail(const std::string& key, const std::string& message) const;
@@ -43,6 +75,7 @@ class YamlReader {
     std::set<std::string> known;
   };
   void enter(const char* name);
+  void enter_item(const std::string& key, const YAML::Node&);
   void leave();
   YAML::Node find(const char* name, bool required);
   void check_map(const YAML::Node&, const std::string& key) const;

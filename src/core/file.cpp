@@ -1,6 +1,7 @@
 #include "core/file.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -85,6 +86,18 @@ void File::sync() {
 }
 void File::close() {
   if (::close(std::exchange(descriptor_, -1)) != 0) fail(path_, "close");
+}
+
+MappedFile::MappedFile(const std::string& path) : path_(path) {
+  const File file = File::open_to_read(path);
+  size_ = file.size();
+  if (size_ == 0) return;
+  void* mapped = ::mmap(nullptr, static_cast<size_t>(size_), PROT_READ, MAP_SHARED, file.descriptor_, 0);
+  if (mapped == MAP_FAILED) fail(path, "map");
+  data_ = static_cast<const char*>(mapped);
+}
+MappedFile::~MappedFile() {
+  if (data_) ::munmap(const_cast<char*>(data_), static_cast<size_t>(size_));
 }
 
 std::string read_text_file(const std::string& path) {

@@ -24,9 +24,29 @@ class File {
   const std::string& path() const { return path_; }
 
  private:
+  friend class MappedFile;
   File(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
   std::string path_;
   int descriptor_ = -1;
+};
+
+// All bytes of a file without a copy: the system reads pages as they are used, may drop them again, and shares them among the
+// processes of a host. The file must not be shortened in the meantime; files that are replaced by renaming are safe.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const char* data() const { return data_; }
+  int64_t size() const { return size_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  int64_t size_ = 0;
+  const char* data_ = nullptr;
 };
 
 std::string read_text_file(const std::string& path);

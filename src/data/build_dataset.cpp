@@ -5,18 +5,18 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "core/error.h"
 #include "core/file.h"
+#include "core/json.h"
 #include "data/indexed_dataset.h"
 
 namespace hyscale {
 namespace fs = std::filesystem;
 namespace {
 
-using Sink = std::function<void(const std::string& text)>;
+using Sink = std::function<void(const std::string& text, const std::string& place)>;
 
 void read_json_lines(const std::string& path, const std::string& key, const Sink& sink) {
   std::ifstream file(path);
@@ -24,10 +24,19 @@ void read_json_lines(const std::string& path, const std::string& key, const Sink
   std::string line;
   for (int64_t number = 1; std::getline(file, line); ++number) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    const nlohmann::json json = nlohmann::json::parse(line, nullptr, false);
-    if (json.is_discarded() || !json.is_object()) throw UserError(concat(path, ":", number, ": is no JSON object"));
-    if (!json.contains(key) || !json[key].is_string()) throw UserError(concat(path, ":", number, ": has no string \"", key, "\"; name the key with --json-key"));
-    sink(json[key].get<std::string>());
+    const std::string place = concat(path, ":", number);
+    const nlohmann::json json = parse_json(line, place);
+    if (!json.is_object()) throw UserError(place + ": is no JSON object");
+    if (!json.contains(key) || !json[key].is_string()) throw UserError(concat(place, ": has no string \"", key, "\"; name the key with --json-key"));
+    sink(json[key].get<std::string>(), place);
+  }
+}
+
+std::vector<int32_t> encode(const Tokenizer& tokenizer, const std::string& text, const std::string& place) {
+  try {
+    return tokenizer.encode(text);
+  } catch (const UserError& e) {
+    throw UserError(concat(place, ": ", e.what()));
   }
 }
 
@@ -48,15 +57,17 @@ std::vector<std::string> files_of(const std::string& input) {
 
 BuildReport build_dataset(const BuildOptions& o, const Tokenizer& tokenizer) {
   BuildReport report;
+  if (o.append_end_of_document && tokenizer.end_of_document() < 0)
+    throw UserError("the tokenizer's files name no token that ends documents; name one with --end-of-document, or leave it out with --no-end-of-document");
   if (fs::path(o.output).has_parent_path()) fs::create_directories(fs::path(o.output).parent_path());
   IndexedDatasetWriter train(o.output, tokenizer.vocabulary_size());
   std::optional<IndexedDatasetWriter> validation;
   if (o.validation_fraction > 0) validation.emplace(o.output + "-validation", tokenizer.vocabulary_size());
   int64_t documents = 0;
-  const Sink sink = [&](const std::string& text) {
-    std::vector<int32_t> ids = tokenizer.encode(text);
+  const Sink sink = [&](const std::string& text, const std::string& place) {
+    std::vector<int32_t> ids = encode(tokenizer, text, place);
     if (ids.empty()) return void(++report.empty_documents);
-    if (o.append_end_of_document && tokenizer.end_of_document() >= 0) ids.push_back(tokenizer.end_of_document());
+    if (o.append_end_of_document) ids.push_back(tokenizer.end_of_document());
     ++documents;
     // The product of a fraction and a count may fall just below a whole number.
     const bool held_out = validation && std::floor(static_cast<double>(documents) * o.validation_fraction + 1e-9) > static_cast<double>(validation->num_documents());
@@ -73,7 +84,7 @@ BuildReport build_dataset(const BuildOptions& o, const Tokenizer& tokenizer) {
       if (folder && text.find('\0') != std::string::npos)
         ++report.binary_files;
       else
-        sink(text);
+        sink(text, path);
     }
   }
   if (train.num_documents() == 0) throw UserError(concat(o.output, ": the input holds no text for training"));

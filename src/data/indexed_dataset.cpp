@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/digest.h"
 #include "core/error.h"
 
 namespace hyscale {
@@ -38,17 +39,20 @@ struct Header {
   int64_t sequences, documents;
 };
 
-Header read_header(const File& idx) {
+// The .idx has numbers at any byte.
+template <typename T>
+T number_at(const MappedFile& idx, int64_t offset) {
+  T value;
+  std::memcpy(&value, idx.data() + offset, sizeof value);
+  return value;
+}
+
+Header read_header(const MappedFile& idx) {
   const std::string& path = idx.path();
   if (idx.size() < kHeader) throw UserError(concat(path, ": is truncated: ", idx.size(), " bytes, the header alone has ", kHeader));
-  char raw[kHeader];
-  idx.read_at(0, raw, sizeof raw);
-  if (std::memcmp(raw, kMagic, sizeof kMagic) != 0) throw UserError(path + ": is no Megatron index (it does not begin with MMIDIDX)");
-  uint64_t version, sequences, documents;
-  std::memcpy(&version, raw + 9, 8);
-  std::memcpy(&sequences, raw + 18, 8);
-  std::memcpy(&documents, raw + 26, 8);
-  const uint8_t dtype = static_cast<uint8_t>(raw[17]);
+  if (std::memcmp(idx.data(), kMagic, sizeof kMagic) != 0) throw UserError(path + ": is no Megatron index (it does not begin with MMIDIDX)");
+  const auto version = number_at<uint64_t>(idx, 9), sequences = number_at<uint64_t>(idx, 18), documents = number_at<uint64_t>(idx, 26);
+  const auto dtype = number_at<uint8_t>(idx, 17);
   if (version != 1) throw UserError(concat(path, ": version ", version, "; expected 1"));
   if (width_of(dtype) == 0) throw UserError(concat(path, ": token dtype code ", int{dtype}, "; expected an integer type"));
   const uint64_t room = static_cast<uint64_t>(idx.size() - kHeader);
@@ -59,27 +63,35 @@ Header read_header(const File& idx) {
 
 }  // namespace
 
-IndexedDataset::IndexedDataset(const std::string& prefix) : prefix_(prefix), bin_(File::open_to_read(prefix + ".bin")) {
-  const File idx = File::open_to_read(prefix + ".idx");
-  const Header h = read_header(idx);
+IndexedDataset::IndexedDataset(const std::string& prefix) : prefix_(prefix), bin_(File::open_to_read(prefix + ".bin")), idx_(prefix + ".idx") {
+  const Header h = read_header(idx_);
   dtype_ = h.dtype;
   token_bytes_ = width_of(h.dtype);
-  lengths_.resize(static_cast<size_t>(h.sequences));
-  offsets_.resize(lengths_.size());
-  document_starts_.resize(static_cast<size_t>(h.documents));
-  idx.read_at(kHeader, lengths_.data(), lengths_.size() * 4);
-  idx.read_at(kHeader + h.sequences * 4, offsets_.data(), offsets_.size() * 8);
-  idx.read_at(kHeader + h.sequences * 12, document_starts_.data(), document_starts_.size() * 8);
+  num_sequences_ = h.sequences;
+  num_documents_ = h.documents - 1;
   const int64_t bin_bytes = bin_.size();
-  for (size_t i = 0; i < lengths_.size(); ++i) {
-    if (lengths_[i] < 0 || offsets_[i] < 0 || offsets_[i] > bin_bytes || lengths_[i] * token_bytes_ > bin_bytes - offsets_[i])
-      throw UserError(concat(prefix, ".bin: is truncated or ", prefix, ".idx is corrupt: sequence ", i, " has ", lengths_[i], " tokens of ", token_bytes_,
-                             " bytes at byte ", offsets_[i], ", the .bin has ", bin_bytes, " bytes"));
-    num_tokens_ += lengths_[i];
+  for (int64_t i = 0; i < num_sequences_; ++i) {
+    if (length(i) < 0 || offset(i) < 0 || offset(i) > bin_bytes || length(i) * token_bytes_ > bin_bytes - offset(i))
+      throw UserError(concat(prefix, ".bin: is truncated or ", prefix, ".idx is corrupt: sequence ", i, " has ", length(i), " tokens of ", token_bytes_,
+                             " bytes at byte ", offset(i), ", the .bin has ", bin_bytes, " bytes"));
+    num_tokens_ += length(i);
+    // What is read at once is sized by documents, and so by the sum of their sequences.
+    if (num_tokens_ > bin_bytes / token_bytes_)
+      throw UserError(concat(prefix, ".idx: is corrupt: sequences up to ", i, " have ", num_tokens_, " tokens, the .bin holds ", bin_bytes / token_bytes_));
   }
-  if (document_starts_.empty() || document_starts_.front() != 0 || document_starts_.back() != h.sequences ||
-      !std::is_sorted(document_starts_.begin(), document_starts_.end()))
-    throw UserError(concat(prefix, ".idx: is corrupt: document marks do not rise from 0 to ", h.sequences));
+  bool rises = num_documents_ >= 0 && first_sequence(0) == 0 && first_sequence(num_documents_) == num_sequences_;
+  for (int64_t d = 0; rises && d < num_documents_; ++d) rises = first_sequence(d) <= first_sequence(d + 1);
+  if (!rises) throw UserError(concat(prefix, ".idx: is corrupt: document marks do not rise from 0 to ", num_sequences_));
+}
+
+int32_t IndexedDataset::length(int64_t sequence) const { return number_at<int32_t>(idx_, kHeader + sequence * 4); }
+int64_t IndexedDataset::offset(int64_t sequence) const { return number_at<int64_t>(idx_, kHeader + num_sequences_ * 4 + sequence * 8); }
+int64_t IndexedDataset::first_sequence(int64_t document) const { return number_at<int64_t>(idx_, kHeader + num_sequences_ * 12 + document * 8); }
+
+std::string IndexedDataset::index_digest() const {
+  Digest digest;
+  digest.add(idx_.data(), static_cast<size_t>(idx_.size()));
+  return digest.text();
 }
 
 const char* IndexedDataset::dtype_name() const {
@@ -94,15 +106,15 @@ const char* IndexedDataset::dtype_name() const {
 }
 
 int64_t IndexedDataset::document_tokens(int64_t document) const {
+  HYSCALE_CHECK(document >= 0 && document < num_documents_, "document ", document, " of ", num_documents_);
   int64_t n = 0;
-  for (int64_t s = document_starts_.at(static_cast<size_t>(document)); s < document_starts_.at(static_cast<size_t>(document + 1)); ++s)
-    n += lengths_[static_cast<size_t>(s)];
+  for (int64_t s = first_sequence(document); s < first_sequence(document + 1); ++s) n += length(s);
   return n;
 }
 
 void IndexedDataset::read_sequence(int64_t sequence, int64_t first, int64_t count, int32_t* to) const {
   std::vector<char> bytes(static_cast<size_t>(count * token_bytes_));
-  bin_.read_at(offsets_[static_cast<size_t>(sequence)] + first * token_bytes_, bytes.data(), bytes.size());
+  bin_.read_at(offset(sequence) + first * token_bytes_, bytes.data(), bytes.size());
   switch (dtype_) {
     case kU8: return widen<uint8_t>(bytes, to);
     case kI8: return widen<int8_t>(bytes, to);
@@ -116,10 +128,10 @@ void IndexedDataset::read_sequence(int64_t sequence, int64_t first, int64_t coun
 void IndexedDataset::read(int64_t document, int64_t first, int64_t count, int64_t vocabulary_size, int32_t* to) const {
   HYSCALE_CHECK(first >= 0 && count >= 0 && first + count <= document_tokens(document), "tokens ", first, " + ", count, " of document ", document);
   int64_t skip = first, left = count, done = 0;
-  for (int64_t s = document_starts_[static_cast<size_t>(document)]; left > 0; ++s) {
-    const int64_t length = lengths_[static_cast<size_t>(s)], take = std::min(left, length - std::min(skip, length));
+  for (int64_t s = first_sequence(document); left > 0; ++s) {
+    const int64_t tokens = length(s), take = std::min(left, tokens - std::min(skip, tokens));
     if (take > 0) read_sequence(s, skip, take, to + done);
-    skip = std::max<int64_t>(0, skip - length);
+    skip = std::max<int64_t>(0, skip - tokens);
     done += take;
     left -= take;
   }

@@ -2,126 +2,145 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
-#include "core/error.h"
-#include "core/rng.h"
+#include "core/json.h"
 
 namespace hyscale {
+namespace {
+
+// Shares of data sets are whole numbers of this, so that which is behind depends on no rounding.
+constexpr int64_t kWhole = int64_t{1} << 32;
+
+int64_t share_of(double weight, double sum) { return std::max<int64_t>(1, std::llround(weight / sum * static_cast<double>(kWhole))); }
+
+}  // namespace
 
 Loader::Loader(const Options& o) : options_(o) {
   HYSCALE_CHECK(o.sequence_tokens > 0, "sequences of ", o.sequence_tokens, " tokens");
+  if (!o.skip.empty()) skip_ = SkipList(o.skip);
   double sum = 0;
   for (const DatasetShare& d : o.datasets) {
     if (!(d.weight > 0) || !std::isfinite(d.weight)) throw UserError(concat(d.prefix, ": weight ", d.weight, "; expected a positive number"));
     sum += d.weight;
   }
   for (const DatasetShare& d : o.datasets) {
-    sources_.push_back({std::make_unique<IndexedDataset>(d.prefix), d.weight / sum});
-    if (sources_.back().data->num_tokens() == 0) throw UserError(d.prefix + ".bin: holds no tokens");
-    shuffle(sources_.size() - 1);
+    auto data = std::make_unique<IndexedDataset>(d.prefix);
+    if (data->num_tokens() == 0) throw UserError(d.prefix + ".bin: holds no tokens");
+    std::string digest = data->index_digest();
+    sources_.push_back({std::move(data), std::move(digest), share_of(d.weight, sum)});
+    start_epoch(sources_.size() - 1, 0);
     skip_empty(sources_.size() - 1);
   }
   if (sources_.empty()) throw UserError("no data sets are given");
 }
 
-void Loader::shuffle(size_t source) {
+void Loader::start_epoch(size_t source, int64_t epoch) {
   Source& s = sources_[source];
-  s.order.resize(static_cast<size_t>(s.data->num_documents()));
-  std::iota(s.order.begin(), s.order.end(), 0);
-  if (!options_.shuffle) return;
-  const Rng rng(options_.seed, (static_cast<uint64_t>(source) << 32) + static_cast<uint64_t>(s.epoch));
-  for (size_t i = s.order.size(); i > 1; --i) std::swap(s.order[i - 1], s.order[rng.below(i, i)]);
+  s.epoch = epoch;
+  s.position = 0;
+  if (options_.shuffle) s.order.emplace(s.data->num_documents(), options_.seed, (static_cast<uint64_t>(source) << 32) + static_cast<uint64_t>(epoch));
 }
 
 // Moves to the next document that has tokens, into the next epoch where this one ends.
 void Loader::skip_empty(size_t source) {
   Source& s = sources_[source];
   while (true) {
-    if (s.position == static_cast<int64_t>(s.order.size())) {
-      ++s.epoch;
-      s.position = 0;
-      shuffle(source);
-    }
-    if (s.data->document_tokens(s.order[static_cast<size_t>(s.position)]) > 0) return;
+    if (s.position == s.data->num_documents()) start_epoch(source, s.epoch + 1);
+    if (s.data->document_tokens(s.document()) > 0) return;
     ++s.position;
   }
 }
 
 size_t Loader::furthest_behind() const {
-  double total = 0;
-  for (const Source& s : sources_) total += static_cast<double>(s.drawn);
+  __extension__ using Wide = __int128;
+  Wide total = 0, shares = 0;
+  for (const Source& s : sources_) total += s.drawn, shares += s.share;
   size_t best = 0;
-  double most = -INFINITY;
+  Wide most = 0;
   for (size_t i = 0; i < sources_.size(); ++i) {
-    const double behind = sources_[i].weight * total - static_cast<double>(sources_[i].drawn) + sources_[i].weight;
-    if (behind > most) most = behind, best = i;
+    // One token more than were drawn: before the first, the largest share begins.
+    const Wide behind = sources_[i].share * (total + 1) - sources_[i].drawn * shares;
+    if (i == 0 || behind > most) most = behind, best = i;
   }
   return best;
 }
 
 LoadedSequence Loader::next() {
+  while (skip_.contains(sequences_)) draw(nullptr);
   LoadedSequence out;
+  draw(&out);
+  return out;
+}
+
+void Loader::draw(LoadedSequence* out) {
   const int64_t wanted = options_.sequence_tokens;
-  out.tokens.resize(static_cast<size_t>(wanted));
-  out.labels.resize(static_cast<size_t>(wanted));
-  out.document_starts.push_back(0);
+  if (out) {
+    out->tokens.resize(static_cast<size_t>(wanted));
+    out->labels.resize(static_cast<size_t>(wanted));
+    out->document_starts.push_back(0);
+    out->number = sequences_;
+  }
   for (int64_t filled = 0; filled < wanted;) {
     const size_t at = current_ >= 0 ? static_cast<size_t>(current_) : furthest_behind();
     Source& s = sources_[at];
-    const int64_t document = s.order[static_cast<size_t>(s.position)], length = s.data->document_tokens(document);
-    const int64_t take = std::min(wanted - filled, length - s.offset);
-    const bool ends = s.offset + take == length;
-    // One token more than is taken, where there is one: the label of the last.
-    std::vector<int32_t> ids(static_cast<size_t>(take + !ends));
-    s.data->read(document, s.offset, static_cast<int64_t>(ids.size()), options_.vocabulary_size, ids.data());
-    for (int64_t i = 0; i < take; ++i) {
-      out.tokens[static_cast<size_t>(filled + i)] = ids[static_cast<size_t>(i)];
-      out.labels[static_cast<size_t>(filled + i)] = i + 1 < static_cast<int64_t>(ids.size()) ? ids[static_cast<size_t>(i + 1)] : -1;
-    }
-    out.describe += concat(out.describe.empty() ? "" : " ", s.data->prefix(), ":", document, "+", s.offset);
-    filled += take;
-    s.drawn += take;
-    out.document_starts.push_back(static_cast<int32_t>(filled));
-    if (ends) {
-      ++s.position;
-      s.offset = 0;
-      current_ = -1;
-      skip_empty(at);
-    } else {
-      s.offset += take;
-      current_ = static_cast<int>(at);
-    }
+    const int64_t document = s.document(), length = s.data->document_tokens(document), count = std::min(wanted - filled, length - s.offset);
+    if (out) take(s, document, count, filled, *out);
+    filled += count;
+    s.drawn += count;
+    s.offset += count;
+    current_ = static_cast<int>(at);
+    if (s.offset < length) continue;
+    ++s.position;
+    s.offset = 0;
+    current_ = -1;
+    skip_empty(at);
   }
   ++sequences_;
-  return out;
+}
+
+void Loader::take(const Source& s, int64_t document, int64_t count, int64_t filled, LoadedSequence& out) const {
+  // One token more than is taken, where there is one: the label of the last.
+  const bool ends = s.offset + count == s.data->document_tokens(document);
+  std::vector<int32_t> ids(static_cast<size_t>(count + !ends));
+  s.data->read(document, s.offset, static_cast<int64_t>(ids.size()), options_.vocabulary_size, ids.data());
+  for (int64_t i = 0; i < count; ++i) {
+    out.tokens[static_cast<size_t>(filled + i)] = ids[static_cast<size_t>(i)];
+    out.labels[static_cast<size_t>(filled + i)] = i + 1 < static_cast<int64_t>(ids.size()) ? ids[static_cast<size_t>(i + 1)] : -1;
+  }
+  out.describe += concat(out.describe.empty() ? "" : " ", s.data->prefix(), ":", document, "+", s.offset);
+  out.document_starts.push_back(static_cast<int32_t>(filled + count));
 }
 
 nlohmann::json Loader::cursor() const {
   nlohmann::json j{{"current", current_}, {"sequences", sequences_}, {"sources", nlohmann::json::array()}};
   for (const Source& s : sources_)
-    j["sources"].push_back({{"prefix", s.data->prefix()}, {"documents", s.data->num_documents()}, {"tokens", s.data->num_tokens()}, {"epoch", s.epoch},
-                            {"position", s.position}, {"offset", s.offset}, {"drawn", s.drawn}});
+    j["sources"].push_back({{"prefix", s.data->prefix()}, {"documents", s.data->num_documents()}, {"tokens", s.data->num_tokens()}, {"index", s.digest},
+                            {"epoch", s.epoch}, {"position", s.position}, {"offset", s.offset}, {"drawn", s.drawn}});
   return j;
 }
 
+void Loader::restore_source(size_t source, const nlohmann::json& saved) {
+  Source& s = sources_[source];
+  const JsonReader r(saved, concat("the checkpoint's place in ", s.data->prefix()));
+  const int64_t documents = r.integer("documents", 0, INT64_MAX), tokens = r.integer("tokens", 0, INT64_MAX);
+  const std::string prefix = r.text("prefix"), digest = r.text("index");
+  if (documents != s.data->num_documents() || tokens != s.data->num_tokens() || digest != s.digest)
+    throw UserError(concat(s.data->prefix(), ": has ", s.data->num_documents(), " documents and ", s.data->num_tokens(), " tokens, index ", s.digest,
+                           "; the checkpoint's data set ", prefix, " had ", documents, " and ", tokens, ", index ", digest));
+  start_epoch(source, r.integer("epoch", 0, int64_t{1} << 31));
+  s.position = r.integer("position", 0, s.data->num_documents() - 1);
+  s.offset = r.integer("offset", 0, s.data->document_tokens(s.document()) - 1);
+  s.drawn = r.integer("drawn", 0, JsonReader::kMostCount);
+}
+
 void Loader::restore(const nlohmann::json& j) {
-  const nlohmann::json& saved = j.at("sources");
-  if (saved.size() != sources_.size())
+  const JsonReader r(j, "the checkpoint's place in the data");
+  const nlohmann::json& saved = r.raw("sources");
+  if (!saved.is_array() || saved.size() != sources_.size())
     throw UserError(concat("the checkpoint was trained on ", saved.size(), " data sets, the config names ", sources_.size(), "; resume with the same data sets"));
-  for (size_t i = 0; i < sources_.size(); ++i) {
-    Source& s = sources_[i];
-    if (saved[i].at("documents") != s.data->num_documents() || saved[i].at("tokens") != s.data->num_tokens())
-      throw UserError(concat(s.data->prefix(), ": has ", s.data->num_documents(), " documents and ", s.data->num_tokens(), " tokens; the checkpoint's data set ",
-                             saved[i].at("prefix").get<std::string>(), " had ", saved[i].at("documents").dump(), " and ", saved[i].at("tokens").dump()));
-    s.epoch = saved[i].at("epoch");
-    s.position = saved[i].at("position");
-    s.offset = saved[i].at("offset");
-    s.drawn = saved[i].at("drawn");
-    shuffle(i);
-  }
-  current_ = j.at("current");
-  sequences_ = j.at("sequences");
+  for (size_t i = 0; i < sources_.size(); ++i) restore_source(i, saved[i]);
+  current_ = static_cast<int>(r.integer("current", -1, static_cast<int64_t>(sources_.size()) - 1));
+  sequences_ = r.integer("sequences", 0, JsonReader::kMostCount);
 }
 
 int64_t Loader::num_tokens() const {

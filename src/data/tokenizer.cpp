@@ -2,9 +2,13 @@
 
 #include <sentencepiece_processor.h>
 
+#include <filesystem>
+
 #include "core/error.h"
+#include "data/bpe_tokenizer.h"
 
 namespace hyscale {
+namespace fs = std::filesystem;
 namespace {
 
 class ByteTokenizer : public Tokenizer {
@@ -26,9 +30,12 @@ class ByteTokenizer : public Tokenizer {
 
 class SentencePieceTokenizer : public Tokenizer {
  public:
-  explicit SentencePieceTokenizer(const std::string& path) {
+  SentencePieceTokenizer(const std::string& path, const std::string& end_of_document) {
     const auto status = processor_.Load(path);
     if (!status.ok()) throw UserError(concat(path, ": is no SentencePiece model: ", status.ToString()));
+    end_of_document_ = end_of_document.empty() ? processor_.eos_id() : processor_.PieceToId(end_of_document);
+    if (!end_of_document.empty() && (end_of_document_ < 0 || processor_.IsUnknown(end_of_document_)))
+      throw UserError(concat(path, ": has no token \"", end_of_document, "\" (end of document)"));
   }
   std::vector<int32_t> encode(const std::string& text) const override {
     std::vector<int> ids;
@@ -41,17 +48,21 @@ class SentencePieceTokenizer : public Tokenizer {
     return text;
   }
   int64_t vocabulary_size() const override { return processor_.GetPieceSize(); }
-  int32_t end_of_document() const override { return processor_.eos_id(); }
+  int32_t end_of_document() const override { return end_of_document_; }
 
  private:
+  int32_t end_of_document_ = -1;
   sentencepiece::SentencePieceProcessor processor_;
 };
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name) {
+std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const std::string& end_of_document) {
+  if (name == "byte" && !end_of_document.empty()) throw UserError(concat("tokenizer byte: has no token \"", end_of_document, "\"; documents end with id 256"));
   if (name == "byte") return std::make_unique<ByteTokenizer>();
-  return std::make_unique<SentencePieceTokenizer>(name);
+  const std::string path = fs::is_directory(name) ? name + "/tokenizer.json" : name;
+  if (path.ends_with(".json")) return std::make_unique<BpeTokenizer>(path, end_of_document);
+  return std::make_unique<SentencePieceTokenizer>(path, end_of_document);
 }
 
 }  // namespace hyscale

@@ -14,8 +14,6 @@
 namespace hyscale {
 namespace {
 
-constexpr const char* kParts[] = {"master", "m", "v"};
-
 size_t padded(int64_t elements) { return (static_cast<size_t>(elements) * 4 + 255) / 256 * 256; }
 
 std::string rank_file(int rank) {
@@ -62,39 +60,75 @@ void collect(const std::map<int64_t, StoredPiece>& pieces, const std::string& wh
 
 }  // namespace
 
-Optimizer::Optimizer(ParameterStore& store, const OptimizerOptions& options, Device device, Communicator* world)
+std::vector<std::pair<const char*, Tensor>> Optimizer::State::parts() const {
+  if (muon) return {{"master", master}, {"momentum", m}};
+  return {{"master", master}, {"m", m}, {"v", v}};
+}
+
+Optimizer::Optimizer(ParameterStore& store, const OptimizerOptions& options, Device device, Communicator* world, const Optimizer* before)
     : store_(store), options_(options), device_(device), world_(world) {
-  std::vector<ShardPiece> pieces;
+  allocate();
+  if (before) take_over(*before);
+  start_muon();
+}
+
+void Optimizer::allocate() {
   size_t bytes = 0;
-  for (const ShardPiece& p : store.own_pieces()) {
-    if (options.indexer_only && p.parameter->group != ParameterGroup::indexer) continue;
-    pieces.push_back(p);
-    bytes += padded(p.value.elements()) * (p.value.dtype() == DType::f32 ? 2 : 3);
+  for (const ShardPiece& p : store_.own_pieces()) {
+    if (options_.indexer_only && p.parameter->group != ParameterGroup::indexer) continue;
+    State& s = states_.emplace_back();
+    s.piece = p;
+    s.muon = options_.uses_muon(*p.parameter);
+    bytes += padded(p.value.elements()) * ((p.value.dtype() == DType::f32 ? 1 : 2) + (s.muon ? 0 : 1));
   }
-  memory_ = Buffer(device, bytes, "optimizer state");
+  memory_ = Buffer(device_, bytes, "optimizer state");
   char* next = static_cast<char*>(memory_.data());
   const auto take = [&](int64_t n) {
-    const Tensor t(next, DType::f32, device, {n});
+    const Tensor t(next, DType::f32, device_, {n});
     if (next) next += padded(n);
     return t;
   };
-  for (const ShardPiece& p : pieces) {
-    const int64_t n = p.value.elements();
-    State s{p, p.value.dtype() == DType::f32 ? p.value : take(n), take(n), take(n)};
-    if (p.value.dtype() != DType::f32) cast(s.master, p.value, {});
+  for (State& s : states_) {
+    const Tensor& value = s.piece.value;
+    s.master = value.dtype() == DType::f32 ? value : take(value.elements());
+    if (value.dtype() != DType::f32) cast(s.master, value, {});
+    s.m = take(value.elements());
     zero(s.m, {});
+    if (s.muon) continue;
+    s.v = take(value.elements());
     zero(s.v, {});
-    states_.push_back(s);
   }
-  scalars_ = Buffer(device, 1024, "gradient norms");
+  scalars_ = Buffer(device_, 1024, "gradient norms");
   char* scalars = static_cast<char*>(scalars_.data());
   const auto at = [&](size_t offset) { return scalars ? scalars + offset : nullptr; };
-  norm_sums_ = Tensor(at(0), DType::f64, device, {2});
-  gates_ = Tensor(at(256), DType::f32, device, {2, 2});
-  workspace_ = Buffer(device, sum_of_squares_workspace_bytes({Tensor(nullptr, DType::f32, device, {1}), norm_sums_, {}, {}}), "gradient norms");
+  norm_sums_ = Tensor(at(0), DType::f64, device_, {2});
+  gates_ = Tensor(at(256), DType::f32, device_, {2, 2});
+  workspace_ = Buffer(device_, sum_of_squares_workspace_bytes({Tensor(nullptr, DType::f32, device_, {1}), norm_sums_, {}, {}}), "gradient norms");
 }
 
-void Optimizer::update(double lr, const Tensor& sums, Stream stream) {
+void Optimizer::start_muon() {
+  std::vector<Muon::Piece> pieces;
+  for (const State& s : states_)
+    if (s.muon)
+      pieces.push_back({s.piece, s.master, s.m, gates_.select(0, s.indexer()), options_.of(*s.piece.parameter).lr_scale, s.piece.parameter->weight_decay ? options_.weight_decay : 0});
+  const auto trains = [this](const Parameter& p) { return options_.uses_muon(p); };
+  // A rank without a piece of any matrix still sends what others lack.
+  if (std::ranges::any_of(store_.all(), trains)) muon_.emplace(store_, std::move(pieces), trains, options_.muon, device_);
+}
+
+void Optimizer::take_over(const Optimizer& before) {
+  updates_ = before.updates_;
+  for (const State& s : states_) {
+    const auto old = std::ranges::find_if(before.states_, [&](const State& o) { return o.piece.parameter == s.piece.parameter; });
+    if (old == before.states_.end()) continue;
+    HYSCALE_CHECK(old->muon == s.muon, s.piece.parameter->name, " goes on with another optimizer");
+    const auto from = old->parts(), to = s.parts();
+    for (size_t i = 0; i < to.size(); ++i)
+      if (to[i].second.raw() != from[i].second.raw()) copy(to[i].second, from[i].second, {});
+  }
+}
+
+void Optimizer::update(double lr, const Tensor& sums, Stream stream, const UpdateBounds& bounds) {
   const Tensor space(workspace_.data(), DType::u8, device_, {static_cast<int64_t>(workspace_.bytes())});
   zero(norm_sums_, stream);
   // A shard lies on one rank only, so every element is counted once, in any layout.
@@ -106,11 +140,14 @@ void Optimizer::update(double lr, const Tensor& sums, Stream stream) {
   // Both gates look at everything: a step is applied whole or not at all.
   for (int64_t group = 0; group < 2; ++group)
     clip_gate({norm_sums_.slice(0, group, group + 1), {norm_sums_, sums}, static_cast<float>(group ? options_.indexer_clip_norm : options_.clip_norm),
-               gates_.select(0, group), stream});
+               gates_.select(0, group), stream, {{{norm_sums_.slice(0, 0, 1), bounds.norm * bounds.norm}, {norm_sums_.slice(0, 1, 2), bounds.indexer_norm * bounds.indexer_norm},
+                                                  {sums.slice(0, 0, 1), bounds.first_sum}}}});
   for (const State& s : states_)
-    adamw({s.master, s.m, s.v, s.piece.grad, s.piece.value, gates_.select(0, s.indexer()), static_cast<float>(s.indexer() ? lr * options_.indexer_lr_scale : lr),
-           static_cast<float>(options_.beta1), static_cast<float>(options_.beta2), static_cast<float>(options_.eps),
-           s.piece.parameter->weight_decay ? static_cast<float>(options_.weight_decay) : 0.0f, updates_ + 1, stream});
+    if (!s.muon)
+      adamw({s.master, s.m, s.v, s.piece.grad, s.piece.value, gates_.select(0, s.indexer()), static_cast<float>(lr * options_.of(*s.piece.parameter).lr_scale),
+             static_cast<float>(options_.beta1), static_cast<float>(options_.beta2), static_cast<float>(options_.eps),
+             s.piece.parameter->weight_decay ? static_cast<float>(options_.weight_decay) : 0.0f, (s.indexer() ? updates_.indexer : updates_.trunk) + 1, stream});
+  if (muon_) muon_->update(lr, stream);
   store_.share_values(stream);
 }
 
@@ -121,23 +158,24 @@ Optimizer::Result Optimizer::result(Stream stream) {
   copy_bytes(gate, Device{}, gates_.raw(), device_, sizeof gate, stream);
   synchronize(device_, stream);
   const bool applied = gate[1] != 0;
-  updates_ += applied;
+  updates_.indexer += applied;
+  updates_.trunk += applied && !options_.indexer_only;
   return {applied, std::sqrt(sums[0]), std::sqrt(sums[1])};
 }
 
 void Optimizer::save(const std::string& folder, WriteQueue& queue, std::shared_ptr<FileDigests> digests) const {
   std::vector<SafetensorsWriter::Entry> entries;
   for (const State& s : states_)
-    for (const char* part : kParts) entries.push_back({concat(s.piece.parameter->name, "@", s.piece.first_element, ".", part), "F32", {s.m.elements()}});
+    for (const auto& [part, t] : s.parts()) entries.push_back({concat(s.piece.parameter->name, "@", s.piece.first_element, ".", part), "F32", {t.elements()}});
   const std::string name = rank_file(world_ ? world_->rank() : 0);
   const auto writer = std::make_shared<std::optional<SafetensorsWriter>>();
   queue.push([writer, path = folder + "/" + name, entries] { writer->emplace(path, entries); });
   for (const State& s : states_)
-    for (const Tensor* t : {&s.master, &s.m, &s.v}) {
-      const std::shared_ptr<PinnedBuffer> copy = queue.buffer(t->bytes());
-      copy_bytes(copy->data(), Device{}, t->raw(), device_, t->bytes(), {});
+    for (const auto& [part, t] : s.parts()) {
+      const std::shared_ptr<PinnedBuffer> copy = queue.buffer(t.bytes());
+      copy_bytes(copy->data(), Device{}, t.raw(), device_, t.bytes(), {});
       synchronize(device_, {});
-      queue.push([writer, copy, bytes = t->bytes()] { (*writer)->append(copy->data(), bytes); });
+      queue.push([writer, copy, bytes = t.bytes()] { (*writer)->append(copy->data(), bytes); });
     }
   queue.push([writer, digests, name] {
     (*writer)->finish();
@@ -145,7 +183,7 @@ void Optimizer::save(const std::string& folder, WriteQueue& queue, std::shared_p
   });
 }
 
-void Optimizer::restore(const std::string& folder, int64_t updates) {
+void Optimizer::restore(const std::string& folder, Updates updates) {
   std::vector<std::string> paths;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) paths.push_back(entry.path().string());
   std::sort(paths.begin(), paths.end());
@@ -154,17 +192,17 @@ void Optimizer::restore(const std::string& folder, int64_t updates) {
   const StoredState stored = stored_state(readers);
   std::vector<float> host;
   for (const State& s : states_) {
-    const Tensor* tensors[] = {&s.master, &s.m, &s.v};
-    for (int i = 0; i < 3; ++i) {
-      const std::string name = s.piece.parameter->name + "." + kParts[i];
+    for (const auto& [part, t] : s.parts()) {
+      const std::string name = s.piece.parameter->name + "." + part;
       const auto found = stored.find(name);
-      if (found == stored.end()) throw UserError(concat(folder, ": has no tensor \"", name, '"'));
+      if (found == stored.end())
+        throw UserError(concat(folder, ": has no tensor \"", name, "\"; a run goes on with the optimizer (", s.muon ? "Muon" : "AdamW", " here) that each parameter began with"));
       const auto& [last, piece] = *found->second.rbegin();
       if (last + piece.elements != s.piece.parameter->whole_elements())
         throw UserError(concat(piece.reader->path(), ": tensor \"", name, "\" has ", last + piece.elements, " elements; expected ", s.piece.parameter->whole_elements()));
-      host.resize(static_cast<size_t>(tensors[i]->elements()));
+      host.resize(static_cast<size_t>(t.elements()));
       collect(found->second, concat(folder, ": \"", name, '"'), s.piece.first_element, host);
-      copy_bytes(tensors[i]->raw(), device_, host.data(), Device{}, tensors[i]->bytes(), {});
+      copy_bytes(t.raw(), device_, host.data(), Device{}, t.bytes(), {});
       synchronize(device_, {});
     }
     if (s.master.raw() != s.piece.value.raw()) cast(s.piece.value, s.master, {});

@@ -38,6 +38,7 @@ struct KernelCommands {
   CLI::App *topk, *dense, *attention, *loss, *layer;
   int64_t queries = 8192, tokens = 1 << 20;
   int ranks = 32;
+  std::string family = "glm", only;
   bool quick = false;
 
   explicit KernelCommands(CLI::App& app)
@@ -45,9 +46,11 @@ struct KernelCommands {
         dense(app.add_subcommand("dense", "the warm-up stage's attention and index loss")),
         attention(app.add_subcommand("attention", "sparse attention forward and backward")),
         loss(app.add_subcommand("loss", "the index loss, beside attention backward")),
-        layer(app.add_subcommand("layer", "a GLM-5.1 layer of one rank: forward, recomputation, backward; and the same with a score table")) {
+        layer(app.add_subcommand("layer", "a layer of one rank: forward, recomputation, backward; and the same with a score table")) {
     attention->add_option("--queries", queries)->check(CLI::Range(64, 1 << 20))->capture_default_str();
     loss->add_option("--queries", queries)->check(CLI::Range(64, 1 << 20))->capture_default_str();
+    topk->add_option("--only", only, "cases whose name contains this");
+    layer->add_option("--family", family, "glm (GLM-5.1) or deepseek_v4 (its CSA layer)")->check(CLI::IsMember({"glm", "deepseek_v4"}))->capture_default_str();
     layer->add_option("--tokens", tokens, "of the sequence, a multiple of 256 x ranks")->check(CLI::Range(int64_t{256}, int64_t{1} << 24))->capture_default_str();
     layer->add_option("--ranks", ranks, "context ranks that share it")->check(CLI::Range(1, 1024))->capture_default_str();
     app.add_flag("--quick", quick, "small cases only");
@@ -55,13 +58,13 @@ struct KernelCommands {
   int run(const std::string& json) const {
     if (cuda_device_count() == 0) throw UserError("hyscale-bench needs a CUDA device, and none is usable here");
     std::vector<bench::Row> rows;
-    if (topk->parsed()) rows = bench::topk_benchmark(quick);
+    if (topk->parsed()) rows = bench::topk_benchmark(quick, only);
     if (dense->parsed()) rows = bench::dense_benchmark(quick);
     if (attention->parsed()) rows = bench::attention_benchmark(queries, false);
     if (loss->parsed()) rows = bench::attention_benchmark(queries, true);
     if (layer->parsed()) {
       if (tokens % (256 * ranks) != 0) throw UserError(concat("--tokens ", tokens, " is no multiple of 256 x ", ranks, " ranks"));
-      rows = bench::layer_benchmark(tokens, ranks);
+      rows = bench::layer_benchmark(family, tokens, ranks);
     }
     bench::print_table(rows);
     if (!json.empty()) write_text_file(json, bench::to_json(rows).dump(1) + "\n");

@@ -6,6 +6,7 @@
 #include <iostream>
 
 #include "checkpoint/checkpoint.h"
+#include "core/json.h"
 #include "models/registry.h"
 #include "tools/main.h"
 #include "train/weights.h"
@@ -27,10 +28,10 @@ void inspect(const std::string& path, bool tensors) {
   }
   std::cout << fmt::format("{}: {} tensors, {} elements\n", folder.folder(), folder.names().size(), elements);
   if (!fs::exists(path + "/trainer.json")) return;
-  const nlohmann::json j = nlohmann::json::parse(read_text_file(path + "/trainer.json"), nullptr, false);
-  if (!j.is_object()) throw UserError(path + "/trainer.json: is damaged");
-  std::cout << fmt::format("step {}, {} tokens, {} updates, stage {}\n", j.at("step").dump(), j.at("tokens").dump(), j.at("updates").dump(),
-                           j.at("stage").get<std::string>());
+  const nlohmann::json saved = read_json_file(path + "/trainer.json");
+  const JsonReader j(saved, path + "/trainer.json");
+  std::cout << fmt::format("step {}, {} tokens, {} updates, stage {}\n", j.integer("step", 0, JsonReader::kMostCount), j.integer("tokens", 0, JsonReader::kMostCount),
+                           j.integer("updates", 0, JsonReader::kMostCount), j.text("stage"));
 }
 
 void export_model(const std::string& path, const std::string& output, const std::string& dtype) {
@@ -38,13 +39,14 @@ void export_model(const std::string& path, const std::string& output, const std:
   if (fs::exists(output) && !fs::is_empty(output)) throw UserError(output + ": exists and is not empty");
   const nlohmann::json config = read_hf_config(config_path);
   const HfFolderReader folder(from);
-  const std::string mtp_layer = concat("model.layers.", config.value("num_hidden_layers", 0), ".");
+  const std::string mtp_layer = concat("model.layers.", JsonReader(config, config_path).integer_or("num_hidden_layers", 0, 0), ".");
   bool mtp = false;
   for (const std::string& name : folder.names()) mtp = mtp || name.starts_with(mtp_layer);
   const std::unique_ptr<Model> model = make_model(config, config_path, {.mtp = mtp});
   model->parameters().allocate(Device{}, DType::f32);
   load_weights(model->parameters(), folder);
-  const std::string stored = config.value("dtype", config.value("torch_dtype", "bfloat16"));
+  const JsonReader r(config, config_path);
+  const std::string stored = r.text_or("dtype", r.text_or("torch_dtype", "bfloat16"));
   ProcessGroups alone = make_single_process_group();
   // What has its name is whole.
   const std::string written = dtype == "same" ? stored : dtype, partial = output + ".partial";

@@ -80,7 +80,7 @@ int run(int argc, char** argv) {
   app.add_option("--cluster", cluster, "with --plan: estimate the time of a step on a cluster, e.g. h20x512");
   app.add_flag("--config-reference", reference, "print all configuration keys as Markdown");
   app.footer("Exit codes: 0 done; 1 internal error; 2 configuration, file or data; 3 --plan: does not fit; 4 too many non-finite\n"
-             "steps; 75 stopped by SIGINT, SIGTERM or SIGUSR1 after saving a checkpoint (continue with --resume latest).");
+             "steps; 5 a spike that guard stops at; 6 train.overfit_loss not reached; 75 stopped by SIGINT, SIGTERM or SIGUSR1 after saving a checkpoint (continue with --resume latest).");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

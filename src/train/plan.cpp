@@ -33,7 +33,25 @@ double train_flops(const ForwardFlops& f, const Config& c) {
   return 3 * (f.linear + f.attention) + (selects_twice ? 2 : 1) * f.selector;
 }
 
+namespace {
+
+// The most that any stage takes of each class; the rest as in the last.
+Plan plan_of_stages(const Config& c, int rank) {
+  Plan most;
+  for (size_t stage = 0; stage < num_stages(c); ++stage) {
+    Plan p = make_plan(stage_config(c, stage), rank);
+    p.optimizer = std::max(p.optimizer, most.optimizer);
+    p.step = {std::max(p.step.saved, most.step.saved), std::max(p.step.scratch, most.step.scratch), std::max(p.step.selections, most.step.selections),
+              std::max(p.step.inputs, most.step.inputs)};
+    most = p;
+  }
+  return most;
+}
+
+}  // namespace
+
 Plan make_plan(const Config& c, int rank) {
+  if (!c.train.stages.empty()) return plan_of_stages(c, rank);
   Plan p;
   const bool cuda = c.run.device == "cuda" || (c.run.device == "auto" && cuda_device_count() > 0);
   p.device = cuda ? "cuda" : "cpu";
@@ -43,6 +61,7 @@ Plan make_plan(const Config& c, int rank) {
   p.ranks = groups.sizes.world();
   const std::unique_ptr<Model> model = make_model(c, &groups);
   ParameterStore& store = model->parameters();
+  check_groups(c, store);
   store.allocate(meta, dtype, sharding(c, groups));
   p.weights = store.value_bytes();
   p.gradients = store.gradient_bytes();

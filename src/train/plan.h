@@ -26,7 +26,7 @@ struct Plan {
   bool fits() const { return limit == 0 || total_bytes() <= limit; }
 };
 
-// Of one rank of the job. Needs no data and no GPU. Throws UserError for a model configuration that cannot be used.
+// Of one rank of the job; with train.stages the most that any stage takes. Needs no data and no GPU. Throws UserError for a model configuration that cannot be used.
 Plan make_plan(const Config&, int rank = 0);
 std::string plan_text(const Plan&, const Config&);
 std::string plan_line(const Plan&);  // the classes in MiB, for messages about memory that ran out

@@ -1,8 +1,19 @@
 #include "train/setup.h"
 
 #include <filesystem>
+#include <set>
 
 namespace hyscale {
+namespace {
+
+RoleOptions role_options(const Config::Optimizer& o, ParameterRole role) {
+  const bool by_default = role == ParameterRole::dense || role == ParameterRole::experts || role == ParameterRole::indexer;
+  const auto found = o.groups.find(role_name(role));
+  const OptimizerGroup group = found == o.groups.end() ? OptimizerGroup{} : found->second;
+  return {group.name == "inherit" ? o.name == "muon" && by_default : group.name == "muon", group.lr > 0 ? group.lr / o.lr : group.lr_scale};
+}
+
+}  // namespace
 
 Device choose_device(const std::string& name, int local_rank) {
   const int devices = cuda_device_count();
@@ -25,7 +36,7 @@ std::unique_ptr<Model> make_model(const Config& c, const ProcessGroups* groups) 
   o.latent_norm_eps = static_cast<float>(c.model.latent_norm_eps);
   o.mtp = c.model.mtp;
   o.mtp_depths = static_cast<int>(c.model.mtp_depths);
-  o.router_bias_update_rate = c.model.stage == "warmup" ? 0 : static_cast<float>(c.loss.router_bias_update_rate);
+  o.router_bias_update_rate = static_cast<float>(c.loss.router_bias_update_rate);
   if (groups) o.expert_rank = groups->place.expert, o.expert_ranks = groups->sizes.expert;
   return make_model(read_hf_config(path), path, o);
 }
@@ -57,7 +68,22 @@ StepOptions step_options(const Config& c, Device device, DType activation, Proce
 
 OptimizerOptions optimizer_options(const Config& c) {
   const Config::Optimizer& o = c.optimizer;
-  return {o.beta1, o.beta2, o.eps, o.weight_decay, o.clip_norm, o.indexer_clip_norm, o.indexer_lr_scale, c.model.stage == "warmup"};
+  OptimizerOptions out{.beta1 = o.beta1, .beta2 = o.beta2, .eps = o.eps, .weight_decay = o.weight_decay, .clip_norm = o.clip_norm, .indexer_clip_norm = o.indexer_clip_norm};
+  out.indexer_only = c.model.stage == "warmup";
+  for (int role = 0; role < kNumParameterRoles; ++role) out.roles[static_cast<size_t>(role)] = role_options(o, static_cast<ParameterRole>(role));
+  out.muon = {o.momentum, o.update_rms, o.split_heads,
+              o.newton_schulz == "quintic" ? quintic_steps(o.newton_schulz_steps, o.polish_steps) : polar_express_steps(o.newton_schulz_steps)};
+  return out;
+}
+
+void check_groups(const Config& c, const ParameterStore& store) {
+  std::set<std::string> roles;
+  for (const Parameter& p : store.all())
+    if (p.group != ParameterGroup::buffer) roles.insert(role_name(p.role()));
+  std::string all;
+  for (const std::string& role : roles) all += (all.empty() ? "" : ", ") + role;
+  for (const auto& [role, group] : c.optimizer.groups)
+    if (!roles.count(role)) throw UserError(concat("optimizer.groups: the model has no parameters of ", role, "; it has ", all));
 }
 
 Schedule make_schedule(const Config& c) {

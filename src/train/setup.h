@@ -21,7 +21,10 @@ std::unique_ptr<Model> make_model(const Config&, const ProcessGroups* = nullptr)
 ParallelSizes parallel_sizes(const Config&);
 Sharding sharding(const Config&, const ProcessGroups&);
 StepOptions step_options(const Config&, Device, DType activation, ProcessGroups* = nullptr);
+// Both for the configuration of one stage (stage_config).
 OptimizerOptions optimizer_options(const Config&);
 Schedule make_schedule(const Config&);
+// Throws UserError for a group of optimizer.groups that no parameter of the model belongs to.
+void check_groups(const Config&, const ParameterStore&);
 
 }  // namespace hyscale

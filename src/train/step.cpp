@@ -72,8 +72,8 @@ void Step::set_ring(int64_t sequence_tokens) {
 PackedSequence Step::upload(const HostSequence& host) {
   const int64_t tokens = static_cast<int64_t>(host.tokens.size());
   set_ring(tokens);
-  const std::vector<TokenRange> segments = ring_ ? ring_->layout().segments(ring_->group().rank()) : std::vector<TokenRange>{{0, tokens}};
-  return to_device(host, segments, model_.sequence_needs(), inputs_, stream());
+  if (!ring_) return to_device(host, model_.sequence_needs(), inputs_, stream());
+  return to_device(host, ring_->layout(), ring_->group().rank(), model_.sequence_needs(), inputs_, stream());
 }
 
 void Step::micro_batch(const HostSequence& host, bool last) {

@@ -6,8 +6,10 @@
 #include <filesystem>
 
 #include "checkpoint/checkpoint.h"
+#include "core/json.h"
 #include "core/range.h"
 #include "train/plan.h"
+#include "train/replica_check.h"
 #include "train/signals.h"
 #include "train/weights.h"
 
@@ -47,22 +49,26 @@ std::string checkpoint_dtype(const Config& c, Device device) {
 }  // namespace
 
 Trainer::Trainer(const Config& config, const std::string& resume, Device device, ProcessGroups& groups)
-    : config_(config), device_(device), groups_(groups), model_(make_model(config, &groups)), schedule_(make_schedule(config)), instruments_(config, *model_, device, groups), queue_(config.checkpoint.asynchronous), watchdog_(config.run.hang_seconds, groups.hosts->rank()) {
+    : config_(config), device_(device), groups_(groups), model_(make_model(config, &groups)), guard_(config.guard), instruments_(config, *model_, device, groups), queue_(config.checkpoint.asynchronous),
+      watchdog_(config.run.hang_seconds, groups.hosts->rank()) {
   started_ = std::chrono::steady_clock::now();
   const std::string& directory = config_.checkpoint.directory;
   const std::string checkpoint = resume.empty() ? "" : find_checkpoint(directory, resume);
   if (resume.empty() && !list_checkpoints(directory).empty())
     throw UserError(concat(directory, ": already holds ", list_checkpoints(directory).back().second, "; continue it with --resume latest, or set checkpoint.directory to a new folder"));
-  if (config_.model.stage == "warmup" && !device_.is_cuda() && checkpoint_dtype(config_, device_) == "bfloat16")
+  if (stage_config(config_, 0).model.stage == "warmup" && !device_.is_cuda() && checkpoint_dtype(config_, device_) == "bfloat16")
     throw UserError("checkpoint.dtype: bfloat16 would round the frozen weights of model.stage warmup; expected auto or float32");
   const Plan plan = make_plan(config_, groups_.hosts->rank());
   if (!plan.fits())
     throw UserError(concat("the run needs ", plan.total_bytes() >> 20, " MiB on ", to_string(device_), ", available are ", plan.limit >> 20,
                            " MiB; --plan shows by class what takes them"));
   set_memory_plan(plan_line(plan));
-  loader_ = std::make_unique<Loader>(loader_options(config_, config_.data.train, *model_, config_.data.shuffle));
+  Loader::Options training = loader_options(config_, config_.data.train, *model_, config_.data.shuffle);
+  training.skip = config_.data.skip;
+  loader_ = std::make_unique<Loader>(training);
   load_validation();
   ParameterStore& store = model_->parameters();
+  check_groups(config_, store);
   store.allocate(device_, compute_dtype(device_), sharding(config_, groups_));
   if (!checkpoint.empty()) {
     verify_checkpoint(checkpoint, false);
@@ -75,11 +81,10 @@ Trainer::Trainer(const Config& config, const std::string& resume, Device device,
   } else {
     store.initialize(static_cast<uint64_t>(config_.train.seed), model_->initializer_range());
   }
-  StepOptions options = step_options(config_, device_, compute_dtype(device_), &groups_);
-  options.reserve = plan.step;
-  step_ = std::make_unique<Step>(*model_, options);
-  optimizer_ = std::make_unique<Optimizer>(store, optimizer_options(config_), device_, groups_.world.get());
-  if (!checkpoint.empty()) restore(checkpoint);
+  if (config_.train.overfit_loss > 0) overfit_ = next_sequences();
+  if (checkpoint.empty()) begin_stage(0);
+  else restore(checkpoint);
+  if (groups_.sizes.world() > 1 && config_.run.straggler_factor > 0) stragglers_.emplace(groups_, device_, config_.run.straggler_factor);
   first_step_ = step_number_;
   groups_.hosts->barrier();  // every rank has read what it resumes from
   if (!leads()) return;
@@ -103,63 +108,120 @@ void Trainer::check_same_model(const std::string& path) const {
       throw UserError(concat(path, ": was trained with \"", key, "\" ", saved_config.value(key, nlohmann::json()).dump(), ", ", hf_config_path(config_), " has ", value.dump()));
 }
 
-void Trainer::restore(const std::string& path) {
-  const nlohmann::json j = nlohmann::json::parse(read_text_file(path + "/trainer.json"), nullptr, false);
-  if (!j.is_object()) throw UserError(path + "/trainer.json: is damaged");
-  if (j.at("stage") != config_.model.stage)
-    throw UserError(concat(path, ": was trained in stage ", j.at("stage").get<std::string>(), ", model.stage is ", config_.model.stage,
-                           "; to change stages start a new run with model.weights: ", path, "/model"));
-  step_number_ = j.at("step");
-  tokens_ = j.at("tokens");
-  not_finite_in_row_ = j.at("not_finite_in_row");
-  loader_->restore(j.at("loader"));
-  optimizer_->restore(path + "/optimizer", j.at("updates"));
+// What depends on the stage: losses, what trains, the learning rate. The optimizer's state goes on.
+void Trainer::begin_stage(size_t stage) {
+  stage_ = stage;
+  stage_config_ = stage_config(config_, stage);
+  schedule_ = make_schedule(stage_config_);
+  guard_.forget();
+  StepOptions options = step_options(stage_config_, device_, compute_dtype(device_), &groups_);
+  options.reserve = make_plan(stage_config_, groups_.hosts->rank()).step;
+  step_.reset();  // makes room for two optimizers at once, and then for the next step
+  optimizer_ = std::make_unique<Optimizer>(model_->parameters(), optimizer_options(stage_config_), device_, groups_.world.get(), optimizer_.get());
+  step_ = std::make_unique<Step>(*model_, options);
+  if (leads() && num_stages(config_) > 1) spdlog::info("stage {} of {}: {}, {} steps", stage + 1, num_stages(config_), stage_config_.model.stage, stage_config_.train.steps);
 }
 
-Trainer::Outcome Trainer::train_one() {
+// In the stage that saved, also where the next step belongs to another.
+void Trainer::restore(const std::string& path) {
+  const nlohmann::json saved = read_json_file(path + "/trainer.json");
+  const JsonReader j(saved, path + "/trainer.json");
+  const auto count = [&](const char* key) { return j.integer(key, 0, JsonReader::kMostCount); };
+  step_number_ = count("step");
+  begin_stage(stage_of_step(config_, step_number_).stage);
+  if (j.text("stage") != stage_config_.model.stage)
+    throw UserError(concat(path, ": was trained in stage ", j.text("stage"), ", ", config_.train.stages.empty() ? "model.stage" : concat("train.stages at step ", step_number_),
+                           " is ", stage_config_.model.stage, "; to change stages start a new run with model.weights: ", path, "/model, or give both as train.stages"));
+  tokens_ = count("tokens");
+  not_finite_in_row_ = count("not_finite_in_row");
+  spikes_in_row_ = j.has("spikes_in_row") ? count("spikes_in_row") : 0;
+  if (j.has("guard")) guard_.restore(j.raw("guard"));
+  loader_->restore(j.raw("loader"));
+  const int64_t updates = count("updates");
+  optimizer_->restore(path + "/optimizer", {j.has("trunk_updates") ? count("trunk_updates") : updates, updates});
+}
+
+std::vector<LoadedSequence> Trainer::next_sequences() {
+  if (!overfit_.empty()) return overfit_;
+  std::vector<LoadedSequence> loaded;
+  for (int64_t i = 0; i < config_.train.micro_batches; ++i) loaded.push_back(loader_->next());
+  return loaded;
+}
+
+Trainer::Outcome Trainer::train_one(double lr) {
   const auto start = std::chrono::steady_clock::now();
   Outcome o;
   instruments_.begin_step(step_number_ + 1, *step_);
-  std::vector<LoadedSequence> loaded;
+  const std::vector<LoadedSequence> loaded = next_sequences();
   std::vector<HostSequence> sequences;
   StepTotals totals;
-  for (int64_t i = 0; i < config_.train.micro_batches; ++i) {
-    loaded.push_back(loader_->next());
-    sequences.push_back(to_host_sequence(loaded.back()));
+  for (const LoadedSequence& l : loaded) {
+    sequences.push_back(to_host_sequence(l));
     totals.add(sequences.back(), model_->mtp_depths());
     instruments_.count(sequences.back());
   }
   const int64_t calls_before = step_->selections().selector_calls(), sent_before = sent_bytes();
+  if (stragglers_) stragglers_->begin(step_->stream());
   step_->begin(totals);
   const size_t data_ranks = static_cast<size_t>(groups_.sizes.data);
   for (size_t i = static_cast<size_t>(groups_.place.data); i < sequences.size(); i += data_ranks) step_->micro_batch(sequences[i], i + data_ranks >= sequences.size());
+  if (stragglers_) stragglers_->end(step_->stream());
   step_->reduce();
-  optimizer_->update(schedule_.rate(step_number_ + 1), step_->sums(), step_->stream());
+  o.limits = guard_.limits();
+  // The loss of a frozen trunk says nothing of the training.
+  if (stage_config_.model.stage == "warmup") o.limits.loss = kNoBound;
+  optimizer_->update(lr, step_->sums(), step_->stream(), {o.limits.norm, o.limits.indexer_norm, o.limits.loss * static_cast<double>(totals.labels)});
   o.update = optimizer_->result(step_->stream());
   o.losses = step_->losses();
-  model_->after_step(o.update.applied, step_->stream());
+  model_->after_step(o.update.applied && stage_config_.model.stage == "sparse", step_->stream());
   o.tokens = totals.queries;
   o.labels = totals.labels;
   o.selector_calls = step_->selections().selector_calls() - calls_before;
   o.context = step_->take_context_times();
   o.sent_bytes = sent_bytes() - sent_before;
+  if (stragglers_) o.rank_seconds = stragglers_->rank_seconds(o.context);
   instruments_.end_step();
   o.seconds = seconds_since(start);
   ++step_number_;
   tokens_ += o.tokens;
-  not_finite_in_row_ = o.update.applied ? 0 : not_finite_in_row_ + 1;
-  if (!o.update.applied && leads()) report_not_finite(o, loaded);
+  judge(o);
+  if (!o.update.applied && leads()) report_skipped(o, loaded);
   return o;
 }
 
-void Trainer::report_not_finite(const Outcome& o, const std::vector<LoadedSequence>& sequences) {
-  const std::string path = fmt::format("{}/not-finite-step-{:08}.json", config_.checkpoint.directory, step_number_);
+// Why a step was not applied, and what that makes of the next ones. The same on every rank.
+void Trainer::judge(Outcome& o) {
+  const GuardedValues values{o.losses.lm, o.update.norm, o.update.indexer_norm};
+  const StepLosses& l = o.losses;
+  o.finite = o.update.applied || std::isfinite(l.lm + l.mtp + l.index + l.balance + values.norm + values.indexer_norm);
+  if (o.finite && !o.update.applied) o.spike = spike_text(values, o.limits);
+  not_finite_in_row_ = o.finite ? 0 : not_finite_in_row_ + 1;
+  spikes_in_row_ = o.finite && !o.update.applied ? spikes_in_row_ + 1 : 0;
+  if (o.finite) guard_.remember(values);
+}
+
+// What ends the run beside its last step.
+std::optional<ExitCode> Trainer::failure(const Outcome& o) const {
+  if (not_finite_in_row_ >= config_.train.nonfinite_limit) {
+    if (leads()) spdlog::error("{} steps in a row were not finite (train.nonfinite_limit): the run ends; the last checkpoint is unharmed", not_finite_in_row_);
+    return ExitCode::not_finite;
+  }
+  const bool stops = config_.guard.action == "stop";
+  if (o.spike.empty() || (!stops && spikes_in_row_ < config_.guard.skip_limit)) return std::nullopt;
+  if (leads()) spdlog::error("{} ({}): the run ends; the last checkpoint is unharmed", stops ? "a spike (guard.action stop)" : fmt::format("{} spikes in a row (guard.skip_limit)", spikes_in_row_), o.spike);
+  return ExitCode::spike;
+}
+
+void Trainer::report_skipped(const Outcome& o, const std::vector<LoadedSequence>& sequences) {
+  const std::string path = fmt::format("{}/{}-step-{:08}.json", config_.checkpoint.directory, o.finite ? "spike" : "not-finite", step_number_);
   nlohmann::json report{{"step", step_number_}, {"lm_loss", fmt::format("{}", o.losses.lm)}, {"grad_norm", fmt::format("{}", o.update.norm)},
                         {"indexer_grad_norm", fmt::format("{}", o.update.indexer_norm)}, {"sequences", nlohmann::json::array()}};
+  if (o.finite) report["spike"] = o.spike;
   if (const auto nan = step_->selections().find_nan(step_->stream()))
     report["nan_index_score"] = {{"selecting_layer", nan->slot}, {"query", nan->query}};
-  for (const LoadedSequence& s : sequences) report["sequences"].push_back({{"documents", s.describe}, {"tokens", s.tokens}});
+  for (const LoadedSequence& s : sequences) report["sequences"].push_back({{"sequence", s.number}, {"documents", s.describe}, {"tokens", s.tokens}});
   write_text_file(path, report.dump() + "\n");
+  if (o.finite) return spdlog::warn("step {}: {}; the step is not applied, its tokens are in {}", step_number_, o.spike, path);
   spdlog::error("step {}: loss or gradient is not finite (loss {}, gradient norm {}); the step is not applied, its tokens are in {}", step_number_, o.losses.lm,
                 o.update.norm, path);
 }
@@ -176,6 +238,9 @@ void Trainer::record(const Outcome& o, double lr) {
     line["context_transfer_seconds"] = o.context.transfer_ms / 1000;
     line["context_wait_seconds"] = o.context.wait_ms / 1000;
   }
+  if (!o.spike.empty()) line["spike"] = o.spike;
+  if (num_stages(config_) > 1) line["stage"] = stage_config_.model.stage;
+  if (stragglers_) stragglers_->record(o.rank_seconds, line);
   for (double v : o.losses.index_of_layer) line["index_loss_of_layer"].push_back(number(v));
   if (model_->mtp_depths() > 0) line["mtp_loss"] = number(o.losses.mtp);
   metrics_->write(line);
@@ -183,6 +248,8 @@ void Trainer::record(const Outcome& o, double lr) {
 
 void Trainer::progress(const Outcome& o, double lr) const {
   const double per_step = seconds_since(started_) / static_cast<double>(step_number_ - first_step_);
+  if (stragglers_)
+    if (const std::string slow = stragglers_->slowest_text(o.rank_seconds); !slow.empty()) spdlog::warn("step {}: {}", step_number_, slow);
   spdlog::info("step {}/{}  loss {:.4f}  index {:.4f}{}  grad {:.3f}  lr {:.2e}  {:.0f} tokens/s  MFU {}  ETA {}", step_number_, config_.train.steps, o.losses.lm,
                o.losses.index, model_->mtp_depths() > 0 ? fmt::format("  mtp {:.4f}", o.losses.mtp) : "", o.update.norm, lr,
                static_cast<double>(o.tokens) / o.seconds, mfu_text(instruments_.mfu(o.seconds)), clock_text(per_step * static_cast<double>(config_.train.steps - step_number_)));
@@ -217,8 +284,9 @@ void Trainer::begin_save() {
     save_->writer = std::make_shared<CheckpointWriter>(directory, step_number_);
     fs::create_directories(partial + "/model");
     fs::create_directories(partial + "/optimizer");
-    const nlohmann::json trainer{{"step", step_number_}, {"tokens", tokens_}, {"updates", optimizer_->updates()}, {"not_finite_in_row", not_finite_in_row_},
-                                 {"stage", config_.model.stage}, {"loader", loader_->cursor()}, {"config", config_yaml(config_)}};
+    const nlohmann::json trainer{{"step", step_number_}, {"tokens", tokens_}, {"updates", optimizer_->updates().indexer}, {"trunk_updates", optimizer_->updates().trunk},
+                                 {"not_finite_in_row", not_finite_in_row_}, {"spikes_in_row", spikes_in_row_}, {"guard", guard_.state()},
+                                 {"stage", stage_config_.model.stage}, {"loader", loader_->cursor()}, {"config", config_yaml(config_)}};
     write_text_file(partial + "/trainer.json", trainer.dump(1) + "\n");
   }
   groups_.hosts->barrier();
@@ -273,27 +341,36 @@ int Trainer::agreed_stop() {
 ExitCode Trainer::run() {
   const auto due = [&](int64_t every) { return every > 0 && step_number_ % every == 0; };
   while (step_number_ < config_.train.steps) {
-    const double lr = schedule_.rate(step_number_ + 1);
-    const Outcome o = train_one();
+    const StagePlace place = stage_of_step(config_, step_number_ + 1);
+    if (place.stage != stage_) begin_stage(place.stage);
+    const double lr = schedule_.rate(place.step);
+    const Outcome o = train_one(lr);
     watchdog_.started();
+    const bool learned = !overfit_.empty() && o.losses.lm <= config_.train.overfit_loss;
+    const bool last = step_number_ == config_.train.steps || learned;
     if (leads()) record(o, lr);
-    if (leads() && (due(config_.run.log_every) || step_number_ == config_.train.steps)) progress(o, lr);
-    if (not_finite_in_row_ >= config_.train.nonfinite_limit) {
+    if (leads() && (due(config_.run.log_every) || last)) progress(o, lr);
+    if (const std::optional<ExitCode> code = failure(o)) {
       finish_save();
-      if (leads()) spdlog::error("{} steps in a row were not finite (train.nonfinite_limit): the run ends; the last checkpoint is unharmed", not_finite_in_row_);
-      return ExitCode::not_finite;
+      return *code;
     }
-    const bool last = step_number_ == config_.train.steps;
+    if (due(config_.run.replica_check_every)) check_replicas(model_->parameters(), groups_, step_number_);
     agreed_stop();
-    if (!stop_ && !validation_.empty() && (due(config_.train.evaluate_every) || last) && config_.model.stage == "sparse") evaluate_and_record();
+    if (!stop_ && !validation_.empty() && (due(config_.train.evaluate_every) || last) && stage_config_.model.stage == "sparse") evaluate_and_record();
     if (due(config_.checkpoint.every) || last || stop_) begin_save();
     if (!last && !stop_) continue;
     finish_save();
-    if (last) break;
+    if (last) return overfit_.empty() ? ExitCode::done : overfit_result(learned, o.losses.lm);
     if (leads()) spdlog::info("stopped by {} after step {}; continue with --resume latest", stop_name(stop_), step_number_);
     return ExitCode::stopped;
   }
   return ExitCode::done;
+}
+
+ExitCode Trainer::overfit_result(bool learned, double loss) const {
+  if (leads() && learned) spdlog::info("overfit check: loss {:.4f} after {} steps, at most {} (train.overfit_loss) was asked for", loss, step_number_, config_.train.overfit_loss);
+  if (leads() && !learned) spdlog::error("overfit check: loss {:.4f} after {} steps is above {} (train.overfit_loss): one batch was not learned", loss, step_number_, config_.train.overfit_loss);
+  return learned ? ExitCode::done : ExitCode::not_learned;
 }
 
 }  // namespace hyscale

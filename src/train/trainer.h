@@ -8,9 +8,11 @@
 #include "data/loader.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/write_queue.h"
+#include "train/guard.h"
 #include "train/instruments.h"
 #include "train/metrics.h"
 #include "train/setup.h"
+#include "train/stragglers.h"
 #include "train/watchdog.h"
 
 namespace hyscale {
@@ -22,6 +24,8 @@ enum class ExitCode : int {
   user_error = 2,       // configuration, files, data
   does_not_fit = 3,     // --plan: more memory than there is
   not_finite = 4,       // too many steps in a row with a non-finite loss or gradient
+  spike = 5,            // guard: a spike with action stop, or too many in a row
+  not_learned = 6,      // train.overfit_loss was not reached
   stopped = 75,         // a signal; a checkpoint was saved, `--resume latest` continues
 };
 
@@ -37,6 +41,10 @@ class Trainer {
  private:
   struct Outcome {
     StepLosses losses;
+    GuardedValues limits;
+    bool finite = true;
+    std::string spike;  // what was above its limit
+    std::vector<double> rank_seconds;  // of computing; empty where ranks are not timed
     Optimizer::Result update;
     int64_t tokens = 0, labels = 0, selector_calls = 0;
     double seconds = 0;
@@ -44,12 +52,17 @@ class Trainer {
     int64_t sent_bytes = 0;
   };
   void load_validation();
+  void begin_stage(size_t stage);
   void check_same_model(const std::string& checkpoint) const;
   void restore(const std::string& path);
-  Outcome train_one();
+  std::vector<LoadedSequence> next_sequences();
+  Outcome train_one(double lr);
+  void judge(Outcome&);
+  std::optional<ExitCode> failure(const Outcome&) const;
+  ExitCode overfit_result(bool learned, double loss) const;
   void record(const Outcome&, double lr);
   void progress(const Outcome&, double lr) const;
-  void report_not_finite(const Outcome&, const std::vector<LoadedSequence>&);
+  void report_skipped(const Outcome&, const std::vector<LoadedSequence>&);
   void evaluate_and_record();
   void begin_save();
   void commit_save();
@@ -60,7 +73,8 @@ class Trainer {
   int64_t sent_bytes() const;
   int agreed_stop();
 
-  Config config_;
+  Config config_, stage_config_;  // of the run, and of the stage it is in
+  size_t stage_ = 0;
   Device device_;
   ProcessGroups& groups_;
   std::unique_ptr<Model> model_;
@@ -69,6 +83,9 @@ class Trainer {
   std::vector<HostSequence> validation_;
   std::unique_ptr<Step> step_;
   std::unique_ptr<Optimizer> optimizer_;
+  Guard guard_;
+  std::optional<Stragglers> stragglers_;
+  std::vector<LoadedSequence> overfit_;  // what every step trains on
   Instruments instruments_;
   std::optional<Metrics> metrics_;
   // A checkpoint that is being written.
@@ -82,7 +99,7 @@ class Trainer {
   std::optional<Save> save_;
   WriteQueue queue_;  // ends before what it writes for
   Watchdog watchdog_;
-  int64_t step_number_ = 0, first_step_ = 0, tokens_ = 0, not_finite_in_row_ = 0;
+  int64_t step_number_ = 0, first_step_ = 0, tokens_ = 0, not_finite_in_row_ = 0, spikes_in_row_ = 0;
   int stop_ = 0;  // why the run ends early: a signal's number, or the time limit
   std::chrono::steady_clock::time_point started_;
 };

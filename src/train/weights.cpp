@@ -1,5 +1,7 @@
 #include "train/weights.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -11,7 +13,12 @@ namespace {
 
 std::vector<int64_t> dims_of(const Shape& s) { return {s.dims().begin(), s.dims().end()}; }
 
-std::string shape_text(const std::vector<int64_t>& shape) { return to_string(Shape(std::span<const int64_t>(shape))); }
+// Of a file, which may have more dimensions than tensors here do.
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (int64_t d : shape) text += concat(text.empty() ? "" : ", ", d);
+  return "[" + text + "]";
+}
 
 void load_parameter(ParameterStore& store, Parameter& p, const HfFolderReader& folder, std::vector<float>& host) {
   host.resize(static_cast<size_t>(p.shape.elements()));
@@ -31,6 +38,16 @@ void load_parameter(ParameterStore& store, Parameter& p, const HfFolderReader& f
     }
   }
   store.write_value(p, host.data());
+}
+
+// The folder holds what the configuration gives.
+void check_constant(const HfConstant& c, const HfFolderReader& folder) {
+  const std::vector<int64_t> stored = folder.reader(c.name).read_i64(c.name);
+  if (stored.size() != c.values.size())
+    throw UserError(concat(folder.folder(), ": tensor \"", c.name, "\" has ", stored.size(), " numbers; config.json gives ", c.values.size()));
+  const auto [at, expected] = std::mismatch(stored.begin(), stored.end(), c.values.begin());
+  if (at != stored.end())
+    throw UserError(concat(folder.folder(), ": tensor \"", c.name, "\" has ", *at, " at ", at - stored.begin(), "; config.json gives ", *expected));
 }
 
 }  // namespace
@@ -54,15 +71,22 @@ int64_t load_weights(ParameterStore& store, const HfFolderReader& folder, const 
   std::set<std::string> known;
   for (const Parameter& p : store.all())
     for (const HfTensor& piece : p.hf) known.insert(piece.name);
-  int64_t skipped = 0;
+  for (const HfConstant& c : store.constants()) known.insert(c.name);
+  int64_t skipped = 0, left_out = 0;
   for (const std::string& name : folder.names()) {
     if (known.count(name)) continue;
+    if (!store.left_out().empty() && name.starts_with(store.left_out())) {
+      ++left_out;
+      continue;
+    }
     if (skipped_prefix.empty() || !name.starts_with(skipped_prefix))
       throw UserError(concat(folder.folder(), ": tensor \"", name, "\" is not part of the model that config.json describes"));
     ++skipped;
   }
+  if (left_out > 0) spdlog::warn("{} tensors {}* in {} are left out: checkpoints will not hold them", left_out, store.left_out(), folder.folder());
   std::vector<float> host;
   for (Parameter& p : store.all()) load_parameter(store, p, folder, host);
+  for (const HfConstant& c : store.constants()) check_constant(c, folder);
   return skipped;
 }
 
@@ -126,10 +150,15 @@ void save_weights(Model& model, ProcessGroups& groups, const std::string& folder
       if (p.holds(t)) pieces.push_back({&p, &t, file_type(p, dtype), store.gathers_weights() ? p.unit : 0});
   }
   std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.key() < b.key(); });
+  std::vector<HfConstant> constants;
+  if (rank == 0) constants = store.constants();
+  std::sort(constants.begin(), constants.end(), [](const HfConstant& a, const HfConstant& b) { return a.name < b.name; });
   std::vector<SafetensorsWriter::Entry> entries;
+  for (const HfConstant& c : constants) entries.push_back({c.name, "I64", {static_cast<int64_t>(c.values.size())}});
   for (const Piece& p : pieces) entries.push_back({p.tensor->name, name_of(p.type), dims_of(p.tensor->shape)});
   const auto writer = std::make_shared<HfShardWriter>(folder, std::move(entries));
   number_shards(*writer, *groups.hosts);
+  for (const HfConstant& c : constants) queue.push([writer, values = c.values] { writer->append(values.data(), values.size() * sizeof(int64_t)); });
   size_t next = 0;
   for (const FileType type : kFileTypes)
     for (int unit = 0; unit < store.num_units(); ++unit) {

@@ -72,6 +72,54 @@ TEST(Checkpoint, DamageIsNamed) {
   EXPECT_CONTAINS(error_of([&] { find_checkpoint(f.path(), f / "nothing"); }), "nothing: is no complete checkpoint");
 }
 
+TEST(Checkpoint, ManifestsThatNameOtherThingsThanItsFilesAreRefused) {
+  const TemporaryFolder f;
+  const std::string path = save(f.path(), 5);
+  const auto error_with = [&](const std::string& files) {
+    test::write_file(path + "/MANIFEST.json", R"({"format": 1, "files": )" + files + "}");
+    return error_of([&] { verify_checkpoint(path, true); });
+  };
+  for (const std::string name : {"", "/etc/passwd", "../x", "model/../../x"})
+    EXPECT_CONTAINS(error_with("{\"" + name + "\": {\"bytes\": 4}}"), "MANIFEST.json: names \"" + name + "\", outside the checkpoint");
+  EXPECT_CONTAINS(error_with(R"({"model/x": 4})"), "MANIFEST.json: \"model/x\": expected a JSON object");
+  EXPECT_CONTAINS(error_with(R"({"model/x": {"bytes": "4"}})"), "\"bytes\" is \"4\"; expected an integer");
+  EXPECT_CONTAINS(error_with(R"({"model/x": {"bytes": 4}})"), "\"xxh3\" is missing");
+  EXPECT_CONTAINS(error_with("[]"), "MANIFEST.json: is damaged");
+  EXPECT_CONTAINS(error_with("{"), "MANIFEST.json: is not valid JSON");
+}
+
+TEST(Checkpoint, FoldersThatOnlyLookLikeStepsAreNone) {
+  const TemporaryFolder f;
+  for (const char* name : {"step-", "step-x", "step-1x", "step-99999999999999999999"}) test::write_file(f / name + "/MANIFEST.json", "{}");
+  EXPECT_TRUE(list_checkpoints(f.path()).empty());
+}
+
+// A folder whose index names `file` as the place of tensor "a"; one.safetensors and two.safetensors hold `in_one` and `in_two`.
+std::string folder_error(const std::string& index, const std::string& in_one, const std::string& in_two) {
+  const TemporaryFolder f;
+  const float value = 1;
+  for (const auto& [file, tensor] : {std::pair("one", in_one), std::pair("two", in_two)}) {
+    SafetensorsWriter w(f / file + ".safetensors", {{tensor, "F32", {1}}});
+    w.append(&value, 4);
+    w.finish();
+  }
+  test::write_file(f / "model.safetensors.index.json", index);
+  return error_of([&] { HfFolderReader r(f.path()); });
+}
+
+TEST(HfFolder, IndexesThatLeaveTheFolderOrDisagreeAreRefused) {
+  const std::string good = R"({"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}})";
+  EXPECT_EQ(folder_error(good, "a", "b"), "accepted");
+  EXPECT_CONTAINS(folder_error(good, "b", "a"), "\"a\" should be in one.safetensors but is not");
+  EXPECT_CONTAINS(folder_error(good, "a", "a"), "two.safetensors: tensor \"a\" is also in ");
+  EXPECT_CONTAINS(folder_error(R"({"weight_map": {"a": "missing.safetensors"}})", "a", "b"), "missing.safetensors: cannot open");
+  for (const std::string name : {"", "../one.safetensors", "/etc/passwd", "..", "x/one.safetensors", ".hidden"})
+    EXPECT_CONTAINS(folder_error("{\"weight_map\": {\"a\": \"" + name + "\"}}", "a", "b"), "is \"" + name + "\"; expected a file of this folder");
+  EXPECT_CONTAINS(folder_error(R"({"weight_map": {"a": 3}})", "a", "b"), "weight_map of \"a\" is 3; expected a file name");
+  EXPECT_CONTAINS(folder_error("[]", "a", "b"), "has no \"weight_map\" object");
+  EXPECT_CONTAINS(folder_error("{", "a", "b"), "model.safetensors.index.json: is not valid JSON");
+}
+
 TEST(HfFolder, ExportOfAnImportIsTheSameFile) {
   const TemporaryFolder f;
   for (const std::string name : {"glm51", "glm52_shared"}) {

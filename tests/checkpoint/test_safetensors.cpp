@@ -63,7 +63,8 @@ TEST(Safetensors, BadFilesAreNamedWithWhatIsWrong) {
   EXPECT_CONTAINS(error_of(file_of(good, std::string(7, 'x'))), "tensor \"a\" lies at bytes 0 to 8 of 7: the file is truncated");
   EXPECT_CONTAINS(error_of(file_of(good, std::string(9, 'x'))), "1 bytes belong to no tensor");
   EXPECT_CONTAINS(error_of(std::string(8, '\xff') + "{}"), "header of 18446744073709551615 bytes");
-  EXPECT_CONTAINS(error_of(file_of("{]", "")), "the header is no JSON object");
+  EXPECT_CONTAINS(error_of(file_of("{]", "")), "x.safetensors: header: is not valid JSON");
+  EXPECT_CONTAINS(error_of(file_of("[]", "")), "the header is no JSON object");
   EXPECT_CONTAINS(error_of(file_of(R"({"a":{"dtype":"F31","shape":[2],"data_offsets":[0,8]}})", std::string(8, 'x'))), "unknown dtype \"F31\"");
   EXPECT_CONTAINS(error_of(file_of(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", std::string(8, 'x'))), "of shape [3] F32 has 8 bytes");
   EXPECT_CONTAINS(error_of(file_of(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", std::string(8, 'x'))), "-2 is no size");
@@ -71,6 +72,21 @@ TEST(Safetensors, BadFilesAreNamedWithWhatIsWrong) {
   EXPECT_CONTAINS(error_of(file_of(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})", std::string(6, 'x'))),
                   "overlap or leave a gap");
   EXPECT_CONTAINS(error_of(file_of(R"({"a":{"dtype":"F32","shape":[2]}})", "")), "needs dtype, shape and data_offsets");
+}
+
+// Values that are printed in messages must not take a stack frame per bracket.
+TEST(Safetensors, NestingIsLimited) {
+  const std::string deep = std::string(1000000, '[') + std::string(1000000, ']');
+  EXPECT_CONTAINS(error_of(file_of(R"({"a":{"dtype":"F32","shape":[)" + deep + R"(],"data_offsets":[0,8]}})", "")), "x.safetensors: header: nests deeper than 64 levels");
+  EXPECT_CONTAINS(error_of(file_of(R"({"__metadata__":)" + deep + "}", "")), "nests deeper than 64 levels");
+}
+
+TEST(Safetensors, ShapesThatMultiplyToNothingOrTooMuch) {
+  EXPECT_EQ(error_of(file_of(R"({"a":{"dtype":"F32","shape":[0,4611686018427387904,8],"data_offsets":[0,0]}})", "")), "accepted");
+  EXPECT_CONTAINS(error_of(file_of(R"({"a":{"dtype":"F32","shape":[4611686018427387904,8,0],"data_offsets":[0,0]}})", "")), "has 0 bytes");
+  EXPECT_CONTAINS(error_of(file_of(R"({"a":{"dtype":"F32","shape":[18446744073709551615],"data_offsets":[0,0]}})", "")), "is no size");
+  EXPECT_CONTAINS(error_of(file_of(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}})", "")), "is no size");
+  EXPECT_CONTAINS(error_of(file_of(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", "xxxx")), "lies at bytes 4 to 0");
 }
 
 TEST(Safetensors, MissingTensorsAreNamed) {

@@ -33,7 +33,7 @@ void check_ring(Communicator& c, const ContextLayout& layout, ContextTransport t
   const int64_t sent_before = c.sent_bytes();
   ring.for_each_shard(rows(own), scratch, {}, [&](int rank, const Tensor& shard) {
     if (visits++ == 0) HYSCALE_CHECK(rank == c.rank(), "the first shard is of rank ", rank);
-    place_shard(layout, rank, shard, rows(all), {});
+    place_shard(ring.tokens(), rank, shard, rows(all), {});
   });
   const int64_t sent = c.sent_bytes() - sent_before;
   if (transport == ContextTransport::ring) HYSCALE_CHECK(sent == layout.ring_sent_rows(c.rank()) * kColumns * 4, "sent ", sent, " bytes");
@@ -54,6 +54,19 @@ void check_ring(Communicator& c, const ContextLayout& layout, ContextTransport t
       for (int64_t t = h.tokens.begin; t < h.tokens.end; ++t, ++at)
         HYSCALE_CHECK(halo.f32()[at * kColumns] == t, "halo row ", at, " is ", halo.f32()[at * kColumns], ", not ", t);
     HYSCALE_CHECK(at == halo.size(0), "halo has ", halo.size(0), " rows, not ", at);
+    // Every halo row goes back to its owner: each token is in as many halos as there are segments that reach it.
+    const int64_t local = layout.local_tokens(c.rank());
+    std::vector<float> back(own.size(), 0.0f);
+    ring.return_halo(halo, width, rows(back), scratch, {}, add);
+    std::vector<int64_t> reached(static_cast<size_t>(layout.sequence_tokens()), 0);
+    for (int r = 0; r < c.size(); ++r)
+      for (const auto& h : layout.left_halo(r, width))
+        for (int64_t t = h.tokens.begin; t < h.tokens.end; ++t) ++reached[static_cast<size_t>(t)];
+    for (int64_t i = 0; i < local; ++i) {
+      const int64_t t = layout.to_global(c.rank(), i);
+      HYSCALE_CHECK(back[static_cast<size_t>(i * kColumns)] == static_cast<float>(t * reached[static_cast<size_t>(t)]), "token ", t, " got ", back[static_cast<size_t>(i * kColumns)],
+                    " from ", reached[static_cast<size_t>(t)], " halos");
+    }
   }
 }
 

@@ -69,7 +69,21 @@ TEST(ConfigReader, RangesDuplicatesAndMissingKeys) {
   EXPECT_EQ(error_of(""), "run.yaml: model.config: is missing");
 }
 
+TEST(ConfigReader, YamlThatIsNoConfigurationIsNamed) {
+  EXPECT_EQ(error_of(std::string(kMinimal) + "---\ntrain:\n  steps: 11\n"), "run.yaml:8: is not valid YAML: text after the first document");
+  EXPECT_EQ(error_of(", a\n"), "run.yaml:1: is not valid YAML: text after the first document");
+  EXPECT_EQ(error_of(kMinimal, {"train.steps=, 3"}), "--set train.steps=, 3: the value is not valid YAML: text after the first document");
+  EXPECT_EQ(error_of(std::string(kMinimal) + "  [a, b]: 1\n"), "run.yaml:8: train: a key is no word");
+  EXPECT_EQ(error_of(std::string(kMinimal) + "[a]: 1\n"), "run.yaml:8: the file: a key is no word");
+  EXPECT_EQ(error_of(std::string(kMinimal) + "  ? {a: b}\n  : 1\n"), "run.yaml:8: train: a key is no word");
+  EXPECT_EQ(error_of("just words\n"), "run.yaml:1: the file: expected keys with values");
+  const std::string deep = error_of("a: " + std::string(100000, '['));
+  EXPECT_EQ(deep.substr(0, 30), "run.yaml:1: is not valid YAML:") << deep;
+}
+
 TEST(ConfigReader, ImpossibleCombinations) {
+  EXPECT_EQ(error_of(std::string(kMinimal) + "schedule:\n  kind: wsd\n  warmup_steps: 1\n  decay_steps: 9223372036854775807\n"),
+            "run.yaml:11: schedule.decay_steps: 9223372036854775807; wsd needs from 1 to 9 steps of decay");
   EXPECT_EQ(error_of(std::string(kMinimal) + "schedule:\n  warmup_steps: 11\n"), "run.yaml:9: schedule.warmup_steps: 11 is more than train.steps, 10");
   EXPECT_EQ(error_of(std::string(kMinimal) + "schedule:\n  kind: wsd\n"), "run.yaml: schedule.decay_steps: 0; wsd needs from 1 to 10 steps of decay");
   EXPECT_EQ(error_of(std::string(kMinimal) + "schedule:\n  decay_steps: 3\n"), "run.yaml:9: schedule.decay_steps: acts only with schedule.kind wsd, which is cosine");
@@ -98,6 +112,65 @@ TEST(ConfigReader, OverridesGoThroughTheSameChecks) {
 TEST(ConfigReader, TheEffectiveConfigurationReadsBackTheSame) {
   const Config c = config_of(kMinimal, {"optimizer.lr=0.00012345678901234567", "checkpoint.directory='a b: c'", "model.mtp=true"});
   EXPECT_EQ(config_yaml(c), config_yaml(config_of(config_yaml(c))));
+}
+
+TEST(ConfigReader, StagesReplaceStageLearningRateAndSchedule) {
+  const Config c = config_of(kMinimal, {"train.stages=[{stage: warmup, steps: 4, lr: 5e-3, schedule: linear, min_lr: 2e-4}, {steps: 6, lr: 1e-5}]"});
+  EXPECT_EQ(num_stages(c), 2u);
+  const Config warmup = stage_config(c, 0), sparse = stage_config(c, 1);
+  EXPECT_EQ(warmup.model.stage + " " + warmup.schedule.kind + " " + sparse.model.stage + " " + sparse.schedule.kind, "warmup linear sparse constant");
+  EXPECT_EQ(warmup.train.steps, 4);
+  EXPECT_EQ(warmup.schedule.min_lr, 2e-4);
+  EXPECT_EQ(sparse.optimizer.lr, 1e-5);
+  for (const auto& [step, stage, within] : {std::tuple{1, 0u, 1}, {4, 0u, 4}, {5, 1u, 1}, {10, 1u, 6}, {12, 1u, 8}}) {
+    EXPECT_EQ(stage_of_step(c, step).stage, stage);
+    EXPECT_EQ(stage_of_step(c, step).step, within);
+  }
+  EXPECT_EQ(config_yaml(c), config_yaml(config_of(config_yaml(c))));
+  EXPECT_EQ(num_stages(config_of(kMinimal)), 1u);
+}
+
+TEST(ConfigReader, ImpossibleStages) {
+  const auto refused = [](const std::string& stages, const std::string& more = "") { return error_of(std::string(kMinimal) + "  stages: " + stages + "\n" + more); };
+  EXPECT_EQ(refused("[{steps: 4, lr: 1}]"), "run.yaml:8: train.stages: have 4 steps together; train.steps is 10");
+  EXPECT_EQ(refused("[{steps: 10}]"), "run.yaml: train.stages[0].lr: is missing");
+  EXPECT_EQ(refused("[{steps: 10, lr: 1, stages: 3}]"), "run.yaml:8: train.stages[0].stages: unknown key; did you mean \"stage\"?");
+  EXPECT_EQ(refused("3"), "run.yaml:8: train.stages: expected a list");
+  EXPECT_EQ(refused("[{steps: 10, lr: 1}]", "optimizer:\n  lr: 1\n"), "run.yaml:10: optimizer.lr: does not act with train.stages, each of which has its own");
+  EXPECT_EQ(refused("[{steps: 10, lr: 1}]", "model:\n  stage: warmup\n").substr(0, 11), "run.yaml:9:");  // model is given twice
+  EXPECT_EQ(refused("[{steps: 5, lr: 1}, {steps: 5, lr: 1, stage: warmup}]"),
+            "run.yaml:8: train.stages: stage 2: warmup after sparse would lose the optimizer state of the trunk; expected warmup first");
+  EXPECT_EQ(refused("[{steps: 10, lr: 1, warmup_steps: 11}]"), "run.yaml:8: train.stages: stage 1, schedule.warmup_steps: 11 is more than train.steps, 10");
+  EXPECT_EQ(refused("[{steps: 10, lr: 1}]", "  overfit_loss: 2\n"), "run.yaml:9: train.overfit_loss: acts only with model.stage sparse and without train.stages");
+}
+
+TEST(ConfigReader, OptimizersAndGroups) {
+  const Config c = config_of(kMinimal, {"optimizer.name=muon", "optimizer.groups={indexer: {lr: 1e-3, name: adamw}, router: {lr_scale: 0.1}}"});
+  EXPECT_EQ(c.optimizer.groups.at("indexer").lr, 1e-3);
+  EXPECT_EQ(c.optimizer.groups.at("router").lr_scale, 0.1);
+  EXPECT_EQ(config_yaml(c), config_yaml(config_of(config_yaml(c))));
+  const auto refused = [](const std::string& optimizer) { return error_of(kMinimal, {"optimizer." + optimizer}); };
+  EXPECT_EQ(refused("groups={indexr: {lr: 1}}"), "--set optimizer.groups={indexr: {lr: 1}}: optimizer.groups.indexr: unknown key; did you mean \"indexer\"?");
+  EXPECT_CONTAINS(refused("groups={indexer: {}}"), "indexer: says nothing; expected name, lr or lr_scale");
+  EXPECT_CONTAINS(refused("groups={indexer: {lr: 1, lr_scale: 2}}"), "indexer: lr 1 and lr_scale 2 exclude each other");
+  EXPECT_CONTAINS(refused("groups={vectors: {name: muon}}"), "vectors: Muon is for matrices; expected adamw");
+  EXPECT_CONTAINS(refused("update_rms=0.1"), "acts only with optimizer.name muon, or with a group that has it");
+  EXPECT_EQ(config_of(kMinimal, {"optimizer.update_rms=0.1", "optimizer.groups={head: {name: muon}}"}).optimizer.update_rms, 0.1);
+  EXPECT_EQ(error_of(kMinimal, {"optimizer.name=muon", "optimizer.newton_schulz=polar_express", "optimizer.polish_steps=2"}),
+            "--set optimizer.polish_steps=2: optimizer.polish_steps: acts only with newton_schulz quintic, which is polar_express");
+  EXPECT_EQ(error_of(kMinimal, {"model.stage=warmup", "optimizer.groups={router: {lr_scale: 2}}"}),
+            "--set optimizer.groups={router: {lr_scale: 2}}: optimizer.groups: router does not act with model.stage warmup, which trains the indexers alone");
+}
+
+TEST(ConfigReader, GuardsThatDoNotActAreRefused) {
+  EXPECT_EQ(error_of(kMinimal, {"guard.window=5"}), "--set guard.window=5: guard.window: acts only with guard.loss_factor or guard.grad_norm_factor");
+  EXPECT_EQ(error_of(kMinimal, {"guard.loss_factor=0.5"}), "--set guard.loss_factor=0.5: guard.loss_factor: 0.5; expected 0 (not watched) or a number above 1");
+  EXPECT_EQ(error_of(kMinimal, {"guard.loss_factor=2", "guard.window=5"}), "run.yaml: guard.min_steps: 16 is more than guard.window, 5");
+  EXPECT_EQ(error_of(kMinimal, {"guard.loss_factor=2", "guard.action=stop", "guard.skip_limit=2"}), "--set guard.skip_limit=2: guard.skip_limit: acts only with guard.action skip");
+  EXPECT_EQ(error_of(kMinimal, {"guard.loss_factor=2", "model.stage=warmup"}), "--set guard.loss_factor=2: guard.loss_factor: does not act with model.stage warmup, whose trunk is frozen");
+  EXPECT_EQ(error_of(kMinimal, {"run.replica_check_every=2"}), "--set run.replica_check_every=2: run.replica_check_every: acts only with several ranks, parallel.data or parallel.context above 1");
+  EXPECT_EQ(error_of(kMinimal, {"run.straggler_factor=3"}), "--set run.straggler_factor=3: run.straggler_factor: acts only with several ranks, parallel.data or parallel.context above 1");
+  EXPECT_EQ(config_of(kMinimal, {"guard.loss_factor=2", "guard.window=32", "parallel.context=2", "run.replica_check_every=2", "run.straggler_factor=3"}).guard.window, 32);
 }
 
 TEST(ConfigReader, MissingFile) {

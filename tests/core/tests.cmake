@@ -1,1 +1,1 @@
-hyscale_test(test_core SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_tensor.cpp ${CMAKE_CURRENT_LIST_DIR}/test_memory.cpp DEPENDS hyscale_core)
+hyscale_test(test_core SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_tensor.cpp ${CMAKE_CURRENT_LIST_DIR}/test_memory.cpp ${CMAKE_CURRENT_LIST_DIR}/test_json.cpp ${CMAKE_CURRENT_LIST_DIR}/test_file.cpp DEPENDS hyscale_core)

@@ -109,6 +109,17 @@ TEST(IndexedDataset, BadFilesAreNamedWithWhatIsWrong) {
   EXPECT_CONTAINS(open_with(marks, kBin), "document marks do not rise from 0 to 2");
 }
 
+// One long document made of the same bytes again and again would be read into memory that the .bin does not justify.
+TEST(IndexedDataset, SequencesThatOverlapAreRefused) {
+  const TemporaryFolder f;
+  std::string index = kIndex;
+  index[34 + 4] = 4;      // the second sequence has 4 tokens ...
+  index[34 + 8 + 8] = 0;  // ... and begins where the first does
+  test::write_file(f / "a.idx", index);
+  test::write_file(f / "a.bin", kBin);
+  EXPECT_CONTAINS(error_of([&] { IndexedDataset d(f / "a"); }), "a.idx: is corrupt: sequences up to 1 have 7 tokens, the .bin holds 4");
+}
+
 TEST(IndexedDataset, IdsBeyondTheVocabularyAreNamed) {
   const TemporaryFolder f;
   write_dataset(f / "a", {{1}, {7, 200, 3}});
@@ -276,7 +287,7 @@ TEST(Loader, ErrorsNameTheDataSet) {
   const nlohmann::json cursor = l.cursor();
   write_dataset(f / "a", {{1, 2, 3}}, 60000);
   Loader other(options(f, {{"a"}}));
-  EXPECT_CONTAINS(error_of([&] { other.restore(cursor); }), "has 1 documents and 3 tokens; the checkpoint's data set");
+  EXPECT_CONTAINS(error_of([&] { other.restore(cursor); }), "has 1 documents and 3 tokens, index");
 }
 
 }  // namespace

@@ -66,6 +66,27 @@ TEST(GlmConfig, UnsupportedConfigurationsAreNamed) {
   EXPECT_NE(message("indexer_types", {"shared", "full", "full"}).find("no earlier selection"), std::string::npos);
 }
 
+// A few lines must not ask for more than can be counted, or for millions of experts' parameters.
+TEST(GlmConfig, SizesBeyondAnyModelAreRefused) {
+  const auto error_with = [](const nlohmann::json& changes) {
+    nlohmann::json c = tiny_config();
+    c.update(changes);
+    try {
+      parse_glm_config(c, "config.json");
+    } catch (const UserError& e) {
+      return std::string(e.what());
+    }
+    return std::string("accepted");
+  };
+  const int64_t huge = int64_t{1} << 40;
+  EXPECT_EQ(error_with(nlohmann::json::object()), "accepted");
+  for (const char* key : {"hidden_size", "intermediate_size", "moe_intermediate_size", "q_lora_rank", "kv_lora_rank", "v_head_dim", "num_nextn_predict_layers"})
+    EXPECT_NE(error_with({{key, huge}}).find("expected sizes that make at most 1e+14 elements"), std::string::npos) << key << ": " << error_with({{key, huge}});
+  EXPECT_NE(error_with({{"n_routed_experts", 65536}, {"num_hidden_layers", 5}, {"mlp_layer_types", nullptr}, {"indexer_types", nullptr}}).find("expected at most 262144 in all of the 5 layers"), std::string::npos);
+  for (const nlohmann::json& type : {nlohmann::json(3), nlohmann::json::array()}) EXPECT_THROW(make_model({{"model_type", type}}, "config.json", {}), UserError);
+  EXPECT_THROW(make_model(nlohmann::json::array(), "config.json", {}), UserError);
+}
+
 TEST(GlmConfig, DepthsThatWouldShareASelectionAreRefused) {
   nlohmann::json c = tiny_config();
   c["num_nextn_predict_layers"] = 1;

@@ -58,7 +58,7 @@ TEST(GlmModel, GarbageInWorkingMemoryChangesNoBit) {
   selections.begin();
   LossSums sums{inputs.allocate_zeroed(DType::f64, {1}, {}), inputs.allocate_zeroed(DType::f64, {slots}, {}), inputs.allocate_zeroed(DType::f64, {1}, {}),
                 inputs.allocate_zeroed(DType::f64, {1}, {})};
-  const PackedSequence packed = to_device(host, {{0, static_cast<int64_t>(host.tokens.size())}}, {2, {}}, inputs, {});
+  const PackedSequence packed = to_device(host, {2, {}}, inputs, {});
   StepTotals totals;
   totals.add(host, 2);
   Context ctx;

@@ -25,7 +25,7 @@ void for_parts(const HostSequence& s, int ranks, ContextOrder order, const std::
   const ContextLayout layout(static_cast<int64_t>(s.tokens.size()), ranks, order);
   for (int rank = 0; rank < ranks; ++rank) {
     Arena arena(Device{}, "part");
-    call(to_device(s, layout.segments(rank), {}, arena, {}));
+    call(to_device(s, layout, rank, {}, arena, {}));
   }
 }
 

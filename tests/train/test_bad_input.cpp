@@ -1,4 +1,6 @@
 // What a user may do wrong: each stops with exit code 2, a message that names the place, and nothing lost.
+#include <cstring>
+
 #include "checkpoint/checkpoint.h"
 #include "tests/train/tiny_run.h"
 
@@ -93,6 +95,43 @@ TEST(BadInput, ARunDirectoryWithCheckpointsIsNotOverwritten) {
   expect_refused(run(t.into("a")), "already holds");
   expect_refused(run(t.into("a", {"--resume", "/nowhere"})), "/nowhere: is no complete checkpoint");
   expect_refused(run(t.into("a", {"--resume", "latest", "--set", "model.config=tests/goldens/glm52_shared/config.json"})), "was trained with \"indexer_types\"");
+}
+
+// With a manifest to match: what a checkpoint from someone else may hold.
+TEST(BadInput, ACheckpointWithACounterOrPlaceThatIsNoneIsNotResumed) {
+  const TinyRun t;
+  ASSERT_EQ(run(t.into("a")).code, 0);
+  const std::string path = t / "a/step-00000010";
+  const nlohmann::json good = nlohmann::json::parse(test::read_file(path + "/trainer.json"));
+  const auto refused = [&](const char* pointer, const nlohmann::json& value, const std::string& part) {
+    nlohmann::json changed = good, manifest = nlohmann::json::parse(test::read_file(path + "/MANIFEST.json"));
+    changed[nlohmann::json::json_pointer(pointer)] = value;
+    test::write_file(path + "/trainer.json", changed.dump());
+    manifest["files"]["trainer.json"]["bytes"] = changed.dump().size();
+    test::write_file(path + "/MANIFEST.json", manifest.dump());
+    expect_refused(run(t.into("a", {"--resume", "latest", "--set", "train.steps=12"})), part);
+  };
+  refused("/step", "ten", "trainer.json: \"step\" is \"ten\"; expected an integer");
+  refused("/updates", INT64_MAX, "\"updates\" is 9223372036854775807");
+  refused("/loader/sources/0/position", 40, "\"position\" is 40; expected an integer from 0 to 39");
+  refused("/loader", nullptr, "trainer.json: \"loader\" is missing");
+}
+
+TEST(BadInput, ATensorOfMoreDimensionsThanAnyOfOursIsNamed) {
+  const TinyRun t;
+  fs::create_directories(t / "w");
+  fs::copy_file("tests/goldens/glm51/config.json", t / "w/config.json");
+  std::string weights = test::read_file("tests/goldens/glm51/model.safetensors");
+  const std::string shape = "[160,64]", deep = "[160,2,2,2,2,2,2]";  // of the embedding
+  const size_t at = weights.find(shape, weights.find("model.embed_tokens.weight"));
+  ASSERT_NE(at, std::string::npos);
+  uint64_t header;
+  std::memcpy(&header, weights.data(), 8);
+  weights.replace(at, shape.size(), deep);
+  header += deep.size() - shape.size();
+  std::memcpy(weights.data(), &header, 8);
+  test::write_file(t / "w/model.safetensors", weights);
+  expect_refused(run(t.command({"--set", "model.weights=" + (t / "w")})), "has shape [160, 2, 2, 2, 2, 2, 2]; config.json asks for [160, 64]");
 }
 
 TEST(BadInput, ADamagedCheckpointIsNotResumed) {

@@ -62,7 +62,8 @@ TEST(Parallel, ACheckpointGoesOnInAnyLayout) {
 TEST(Parallel, ThePlanKnowsWhatARankSendsAndHolds) {
   const TinyRun t;
   for (const auto& [ranks, layout] : {std::pair{2, set({"parallel.context=2"})}, {4, set({"parallel.context=4", "parallel.context_order=contiguous"})},
-                                      {2, set({"parallel.data=2", "parallel.sharding=weights"})}, {4, set({"parallel.context=2", "parallel.data=2"})}}) {
+                                      {2, set({"parallel.data=2", "parallel.sharding=weights"})}, {4, set({"parallel.context=2", "parallel.data=2"})},
+                                      {4, set({"parallel.data=4", "train.micro_batches=4", "optimizer.name=muon"})}}) {
     const Words words = set({"data.sequence_tokens=1024", "train.steps=2", "data.validation=[]", "checkpoint.every=0", "loss.balance_coefficient=0"}) + layout;  // balance: traffic by documents
     const auto job = run(t.with_ranks(ranks, "plan" + std::to_string(ranks) + layout.back(), words));
     ASSERT_EQ(job.code, 0) << job.output;

@@ -113,6 +113,36 @@ TEST(Runs, IndexCoefficientZeroLeavesIndexersBitForBit) {
   }
 }
 
+TEST(Runs, GroupsHaveTheirOwnLearningRates) {
+  const TinyRun t;
+  ASSERT_EQ(run(t.into("a", {"--set", "train.steps=1", "--set", "optimizer.lr=0"})).code, 0);
+  const std::string weights = t / "a/step-00000001/model";
+  // A rate of 0 keeps a role as it is, weight decay included, beside others that train.
+  const auto r = run(t.into("b", {"--set", "model.weights=" + weights, "--set", "train.steps=2", "--set", "optimizer.name=muon", "--set",
+                                  "optimizer.groups={experts: {lr_scale: 0}, vectors: {lr_scale: 0}, router: {lr_scale: 0}, indexer: {lr: 1e-2}, head: {name: muon}}"}));
+  ASSERT_EQ(r.code, 0) << r.output;
+  const SafetensorsReader before(weights + "/model.safetensors"), after(t / "b/step-00000002/model/model.safetensors");
+  for (const auto& [name, info] : before.tensors()) {
+    if (test::contains(name, "e_score_correction_bias")) continue;  // follows expert loads
+    const bool indexer = test::contains(name, ".indexer."), still = !indexer && (test::contains(name, ".experts.") || test::contains(name, "norm") || test::contains(name, "mlp.gate.weight"));
+    EXPECT_EQ(before.read_f32(name) == after.read_f32(name), still) << name;
+  }
+  const SafetensorsReader state(t / "b/step-00000002/optimizer/rank-00000.safetensors");
+  EXPECT_TRUE(state.tensors().count("lm_head.weight@0.momentum"));
+  EXPECT_TRUE(state.tensors().count("model.embed_tokens.weight@0.v"));
+}
+
+TEST(Runs, AGroupThatNamesNothingIsRefused) {
+  const TinyRun t;
+  nlohmann::json config = nlohmann::json::parse(test::read_file("tests/goldens/glm51/config.json"));
+  config["mlp_layer_types"] = std::vector<std::string>(config["num_hidden_layers"].get<size_t>(), "dense");
+  config["first_k_dense_replace"] = config["num_hidden_layers"];
+  test::write_file(t / "dense.json", config.dump());
+  const auto r = run(t.into("a", {"--set", "model.config=" + (t / "dense.json"), "--set", "optimizer.groups={experts: {lr_scale: 2}}"}));
+  EXPECT_EQ(r.code, 2);
+  EXPECT_CONTAINS(r.output, "optimizer.groups: the model has no parameters of experts; it has dense, embedding, head, indexer, vectors");
+}
+
 TEST(Runs, NonFiniteStepsAreSkippedReportedAndEndTheRun) {
   const TinyRun t;
   ASSERT_EQ(run(t.into("a", {"--set", "train.steps=1"})).code, 0);
@@ -129,6 +159,7 @@ TEST(Runs, NonFiniteStepsAreSkippedReportedAndEndTheRun) {
   EXPECT_CONTAINS(r.output, "2 steps in a row were not finite");
   const auto report = nlohmann::json::parse(test::read_file(t / "b/not-finite-step-00000001.json"));
   EXPECT_EQ(report["sequences"].size(), 2u);
+  EXPECT_EQ(report["sequences"][1]["sequence"], 1);
   EXPECT_EQ(report["sequences"][0]["tokens"].size(), 96u);
   EXPECT_EQ(t.metrics("b").size(), 2u);
   EXPECT_EQ(t.metrics("b")[0]["applied"], false);
@@ -142,6 +173,17 @@ TEST(Runs, EvaluationOfTheExportedModelAgreesWithTheTrainers) {
   ASSERT_EQ(run(t.into("b", {"--set", "model.weights=" + (t / "exported"), "--set", "train.steps=1", "--set", "optimizer.lr=0", "--set",
                           "loss.router_bias_update_rate=0"})).code, 0);
   EXPECT_EQ(t.metrics("a").back()["validation_loss"], t.metrics("b").back()["validation_loss"]);
+}
+
+TEST(Runs, SkippedSequencesAreReplacedByTheNext) {
+  const TinyRun t;
+  test::write_file(t / "skip", "2-3\n");
+  ASSERT_EQ(run(t.into("a", {"--set", "train.steps=3"})).code, 0);
+  ASSERT_EQ(run(t.into("b", {"--set", "train.steps=2", "--set", "data.skip=" + (t / "skip")})).code, 0);
+  const auto cursor = [&](const std::string& path) { return nlohmann::json::parse(test::read_file(t / path + "/trainer.json"))["loader"]; };
+  EXPECT_EQ(cursor("a/step-00000003"), cursor("b/step-00000002"));
+  EXPECT_EQ(t.metrics("a")[0]["loss"], t.metrics("b")[0]["loss"]);
+  EXPECT_EQ(t.metrics("a")[2]["labels"], t.metrics("b")[1]["labels"]);
 }
 
 TEST(Runs, CheckpointToolInspectsAndVerifies) {

@@ -1,6 +1,7 @@
 // A tiny run on a random data set, as a user would start it.
 #pragma once
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/hf_folder.h"
@@ -77,11 +78,12 @@ class TinyRun {
   TemporaryFolder folder_;
 };
 
-// Worst relative L2 difference of any tensor between the models of two checkpoints.
-inline double model_difference(const std::string& a, const std::string& b) {
+// Worst relative L2 difference of any tensor between the models of two checkpoints, of those that `looks_at` names.
+inline double model_difference(const std::string& a, const std::string& b, const std::function<bool(const std::string&)>& looks_at = {}) {
   const HfFolderReader x(a + "/model"), y(b + "/model");
   double worst = 0;
   for (const std::string& name : x.names()) {
+    if (looks_at && !looks_at(name)) continue;
     const std::vector<float> u = x.reader(name).read_f32(name), v = y.reader(name).read_f32(name);
     double difference = 0, norm = 0;
     for (size_t i = 0; i < u.size(); ++i) difference += (double{u[i]} - v[i]) * (double{u[i]} - v[i]), norm += double{u[i]} * u[i];

@@ -53,13 +53,17 @@ TEST(GradNormCuda, SumsSquaresAndGates) {
     for (double bad : {0.0, double{INFINITY}, double{NAN}}) {
       HostTensor losses = test::zeros(DType::f64, {3});
       losses.f64()[2] = bad;
-      const Both other = test::as_is(losses), gate = test::f32_out({2}), never = test::f32_out({2});
+      const Both other = test::as_is(losses), gate = test::f32_out({2}), never = test::f32_out({2}), below = test::f32_out({2}), above = test::f32_out({2});
       test::on_both([&](Device d) {
         clip_gate({sum[d], {Tensor(), other[d]}, 1, gate[d], {}});
         clip_gate({sum[d], {other[d], Tensor()}, 0, never[d], {}});
+        clip_gate({sum[d], {}, 0, below[d], {}, {{{}, {sum[d], 1e9}, {}}}});
+        clip_gate({sum[d], {}, 0, above[d], {}, {{{}, {sum[d], -1}, {}}}});
       });
       EXPECT_AS_ON_CPU(gate, 1e-6);
       EXPECT_SAME_AS_ON_CPU(never);
+      EXPECT_SAME_AS_ON_CPU(below);
+      EXPECT_SAME_AS_ON_CPU(above);
     }
   }
 }

@@ -31,5 +31,15 @@ TEST(GradNorm, GateClipsAndCloses) {
   EXPECT_EQ(gate[1], 0);
 }
 
+TEST(GradNorm, GateClosesAboveABound) {
+  HostTensor sum = test::zeros(DType::f64, {1}), loss = test::zeros(DType::f64, {1}), gate({2});
+  sum.f64()[0] = 16, loss.f64()[0] = 3;
+  for (const auto& [most_squares, most_loss, open] : {std::tuple{16.0, 3.0, 1.0f}, {15.9, 3.0, 0.0f}, {16.0, 2.9, 0.0f}, {INFINITY, INFINITY, 1.0f}}) {
+    clip_gate({sum, {}, 0, gate, {}, {{{sum, most_squares}, {}, {loss, most_loss}}}});
+    EXPECT_EQ(gate[0], open);
+    EXPECT_EQ(gate[1], open);
+  }
+}
+
 }  // namespace
 }  // namespace hyscale

@@ -64,6 +64,19 @@ TEST(RmsNorm, StridedRowsAndAccumulation) {
   for (int64_t i = 0; i < 40; ++i) EXPECT_FLOAT_EQ(dx[i], 1 + dx2[i]);
 }
 
+TEST(RmsNorm, AZeroCentredWeightIsAWeightLessOne) {
+  const HostTensor x = test::random({5, 16}, 1), centred = test::random({16}, 2, 0.25f), dy = test::random({5, 16}, 3);
+  HostTensor plain = centred, y({5, 16}), y2({5, 16}), rstd({5}), dx({5, 16}), dx2({5, 16}), dw = test::filled({16}, 0), dw2 = test::filled({16}, 0);
+  for (int64_t i = 0; i < 16; ++i) plain[i] += 1;
+  rms_norm({x, centred, 1e-5f, y, rstd, {}, 1});
+  rms_norm({x, plain, 1e-5f, y2, {}, {}});
+  rms_norm_backward({x, centred, rstd, dy, dx, false, dw, {}, {}, 1});
+  rms_norm_backward({x, plain, rstd, dy, dx2, false, dw2, {}, {}});
+  EXPECT_TRUE(test::same_bits(y, y2));
+  EXPECT_TRUE(test::same_bits(dx, dx2));
+  EXPECT_TRUE(test::same_bits(dw, dw2));
+}
+
 TEST(RmsNorm, GradientInPlaceOfItsInput) {
   const HostTensor x = test::random({4, 16}, 1), w = test::random({16}, 2);
   HostTensor dy = test::random({4, 16}, 3), rstd({4}), y({4, 16}), dx({4, 16}), dw = test::filled({16}, 0), dw2 = test::filled({16}, 0);

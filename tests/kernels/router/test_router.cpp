@@ -11,7 +11,10 @@ namespace {
 using test::HostTensor;
 
 double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
-double score_of(RouterScore score, double z) { return score == RouterScore::sigmoid ? sigmoid(z) : std::sqrt(std::log1p(std::exp(z))); }
+double score_of(RouterScore score, double z) {
+  if (score == RouterScore::sigmoid) return sigmoid(z);
+  return score == RouterScore::softmax ? std::exp(z) : std::sqrt(std::log1p(std::exp(z)));
+}
 
 struct Routed {
   HostTensor experts, weights, counts;
@@ -61,6 +64,14 @@ TEST(Router, GivenExpertsAreWeighedAsIfChosen) {
   EXPECT_TRUE(test::same_bits(counts, chosen.counts));
 }
 
+TEST(Router, SoftmaxOfLargeLogitsStaysFinite) {
+  HostTensor logits = test::filled({1, 4}, 0);
+  logits[1] = 1000, logits[2] = 999;
+  const Routed r = route({.k = 2, .score = RouterScore::softmax}, logits, {});
+  EXPECT_EQ(r.experts.i32()[0], 1);
+  EXPECT_NEAR(r.weights[0], 1 / (1 + std::exp(-1.0)), 1e-6);
+}
+
 TEST(Router, TiesGoToTheLowerExpert) {
   const Routed r = route({.k = 3}, test::filled({2, 8}, 0.5f), test::filled({8}, 1));
   for (int64_t t = 0; t < 2; ++t)
@@ -79,7 +90,8 @@ TEST(Router, GroupsThatLoseAreNotEligible) {
 }
 
 TEST(Router, BackwardMatchesCentralDifferences) {
-  for (const auto& [normalize, score] : {std::pair{true, RouterScore::sigmoid}, {false, RouterScore::sigmoid}, {true, RouterScore::sqrt_softplus}, {false, RouterScore::sqrt_softplus}}) {
+  for (const auto& [normalize, score] : {std::pair{true, RouterScore::sigmoid}, {false, RouterScore::sigmoid}, {true, RouterScore::sqrt_softplus}, {false, RouterScore::sqrt_softplus},
+                                         {true, RouterScore::softmax}}) {
     const RouterRule rule{.k = 3, .normalize = normalize, .scaling = 2.5f, .score = score};
     const HostTensor logits = test::random({5, 8}, 1), bias = test::random({8}, 2, 0.1f), dweights = test::random({5, 3}, 3);
     const Routed r = route(rule, logits, bias);
@@ -119,7 +131,7 @@ TEST(Router, BalanceLossMatchesCentralDifferences) {
   const std::vector<double> x = test::doubles(logits);
   // Whole documents; then the same in three runs, as two ranks would hold them: 0-4 | 5-6.
   for (const auto& [starts, documents] : {std::pair{std::vector<int32_t>{0, 3, 7}, std::vector<int32_t>{0, 2}}, {{0, 3, 5, 7}, {0, 2, 2}}}) {
-    for (RouterScore score : {RouterScore::sigmoid, RouterScore::sqrt_softplus}) {
+    for (RouterScore score : {RouterScore::sigmoid, RouterScore::sqrt_softplus, RouterScore::softmax}) {
       HostTensor loss = test::zeros(DType::f64, {1}), dlogits = test::filled({7, 6}, 0), counts = test::zeros(DType::i64, {3, 6});
       const int64_t runs = static_cast<int64_t>(documents.size());
       const HostTensor run_starts = test::ints({runs + 1}, starts), run_documents = test::ints({runs}, documents);

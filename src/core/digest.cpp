@@ -1,4 +1,4 @@
-#include "checkpoint/digest.h"
+#include "core/digest.h"
 
 #include <xxhash.h>
 

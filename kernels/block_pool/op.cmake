@@ -1,0 +1,1 @@
+hyscale_op(block_pool SOURCES block_pool.cpp)

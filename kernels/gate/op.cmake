@@ -1,0 +1,1 @@
+hyscale_op(gate SOURCES gate.cpp)

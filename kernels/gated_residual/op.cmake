@@ -1,0 +1,1 @@
+hyscale_op(gated_residual SOURCES gated_residual.cpp)

@@ -1,0 +1,1 @@
+hyscale_op(l2_norm SOURCES l2_norm.cpp)

@@ -1,0 +1,1 @@
+hyscale_op(muon SOURCES muon.cpp muon.cu)

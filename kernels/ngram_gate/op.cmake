@@ -1,0 +1,1 @@
+hyscale_op(ngram_gate SOURCES ngram_gate.cpp)

@@ -1,0 +1,1 @@
+hyscale_op(ngram_hash SOURCES ngram_hash.cpp)

@@ -1,0 +1,1 @@
+hyscale_op(short_conv SOURCES short_conv.cpp)

@@ -1,0 +1,1 @@
+hyscale_op(silu SOURCES silu.cpp)

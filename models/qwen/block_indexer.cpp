@@ -1,0 +1,98 @@
+#include "models/qwen/block_indexer.h"
+
+#include <cmath>
+
+#include "kernels/block_pool/block_pool.h"
+#include "kernels/elementwise/elementwise.h"
+#include "kernels/flash_topk/flash_topk.h"
+#include "kernels/index_loss/index_loss.h"
+#include "kernels/rope/rope.h"
+#include "models/layers/linear.h"
+#include "models/qwen/zero_centred_norm.h"
+
+namespace hyscale {
+namespace {
+
+// [T, J, D] as [T J, D]
+Tensor head_rows(const Tensor& x) { return x.view({x.size(0) * x.size(1), x.size(2)}); }
+// [E, D] as [E, 1, D]
+Tensor one_head(const Tensor& x) { return x.view({x.size(0), 1, x.size(1)}); }
+
+}  // namespace
+
+BlockIndexer::BlockIndexer(ParameterStore& store, const std::string& prefix, const BlockIndexerConfig& c)
+    : config_(c),
+      qk_(store.add({.name = prefix + "index_qk_proj.weight", .shape = {(c.num_heads + 1) * c.head_dim, c.hidden_size}, .group = ParameterGroup::indexer})),
+      q_norm_(store.add(zero_centred_weight(prefix + "q_layernorm.weight", c.head_dim, ParameterGroup::indexer))),
+      k_norm_(store.add(zero_centred_weight(prefix + "k_layernorm.weight", c.head_dim, ParameterGroup::indexer))) {}
+
+float BlockIndexer::score_scale() const { return 1 / std::sqrt(static_cast<float>(config_.head_dim)); }
+
+void BlockIndexer::rotate(Context& ctx, const Tensor& x, const Tensor& positions, const Tensor& inv_freq, bool inverse) const {
+  rope({x.slice(2, 0, config_.rope_dim), positions, inv_freq, false, inverse, ctx.stream});
+}
+
+void BlockIndexer::project(Context& ctx, const Tensor& x, const CompressedEntries& blocks, const Tensor& inv_freq, Saved& s) {
+  const int64_t tokens = x.size(0), heads = config_.num_heads, dims = config_.head_dim;
+  s.x = x;
+  for (Tensor* t : {&s.q_raw, &s.q}) *t = ctx.saved->allocate(ctx.activation, {tokens, heads, dims});
+  for (Tensor* t : {&s.pooled, &s.keys}) *t = ctx.saved->allocate(ctx.activation, {blocks.own(), dims});
+  s.q_rstd = ctx.saved->allocate(DType::f32, {1, tokens * heads});
+  s.k_rstd = ctx.saved->allocate(DType::f32, {1, blocks.own()});
+  scratch_gemm(ctx, x, query_rows(qk_.value), s.q_raw.as_matrix(), false, true);
+  group_norm(ctx, head_rows(s.q_raw), q_norm_, config_.eps, head_rows(s.q), s.q_rstd);
+  rotate(ctx, s.q, ctx.sequence->positions, inv_freq, false);
+  scale(s.q, score_scale(), ctx.stream);  // relu lets a positive factor through: this scales the scores
+  const ArenaScope scope(*ctx.scratch);
+  const Tensor k_raw = ctx.scratch->allocate(ctx.activation, {tokens, dims});
+  scratch_gemm(ctx, x, key_rows(qk_.value), k_raw, false, true);
+  block_pool({k_raw, blocks.first_token, blocks.ratio, s.pooled, ctx.stream});
+  group_norm(ctx, s.pooled, k_norm_, config_.eps, s.keys, s.k_rstd);
+  rotate(ctx, one_head(s.keys), blocks.positions, inv_freq, false);
+}
+
+void BlockIndexer::select(Context& ctx, int slot, const CompressedEntries& blocks, const Saved& s) {
+  const ArenaScope scope(*ctx.scratch);
+  const int64_t tokens = s.q.size(0), k = config_.k;
+  Selection& selection = ctx.selections->open(slot, tokens, k, ctx.stream);
+  FlashTopKState state{k, ctx.scratch->allocate(DType::f32, {tokens, k}), ctx.scratch->allocate(DType::i32, {tokens, k}),
+                       ctx.scratch->allocate(DType::i32, {tokens}), ctx.selections->nan_query(slot)};
+  flash_topk_begin(state, ctx.stream);
+  FlashTopKUpdate update{s.q, {}, s.keys, 0, blocks.begin, blocks.end, {}, ctx.stream};
+  update.workspace = workspace(ctx, flash_topk_update_workspace_bytes(state, update));
+  flash_topk_update(state, update);
+  flash_topk_finish(state, selection, ctx.stream);
+  ctx.selections->close(slot, blocks.own(), ctx.stream);
+  ctx.selections->count_selector_call();
+}
+
+void BlockIndexer::forward(Context& ctx, Pass pass, int slot, const Tensor& x, const CompressedEntries& blocks, const Tensor& inv_freq, Saved& s) {
+  const bool replayed = ctx.selections->is_fixed(slot) || (pass == Pass::recompute && ctx.replay);
+  // Keys are needed for scores, and again for those of the index loss.
+  if (replayed && (pass == Pass::evaluate || ctx.scales.index <= 0)) return;
+  project(ctx, x, blocks, inv_freq, s);
+  if (!replayed) select(ctx, slot, blocks, s);
+}
+
+void BlockIndexer::backward(Context& ctx, int slot, const Tensor& block_mass, const CompressedEntries& blocks, const Tensor& inv_freq, const Saved& s) {
+  const ArenaScope scope(*ctx.scratch);
+  const Tensor dq = ctx.scratch->allocate(ctx.activation, s.q.shape()), dkeys = ctx.scratch->allocate_zeroed(DType::f32, s.keys.shape(), ctx.stream);
+  {
+    const ArenaScope inner(*ctx.scratch);
+    IndexLoss l{s.q, {}, s.keys, ctx.selections->get(slot, ctx.stream), block_mass, static_cast<float>(ctx.scales.index), ctx.sums->index.slice(0, slot, slot + 1),
+                dq, {}, dkeys, ctx.deterministic, {}, ctx.stream};
+    l.workspace = workspace(ctx, index_loss_workspace_bytes(l));
+    index_loss(l);
+  }
+  scale(dq, score_scale(), ctx.stream);
+  rotate(ctx, dq, ctx.sequence->positions, inv_freq, true);
+  group_norm_backward(ctx, head_rows(s.q_raw), q_norm_, s.q_rstd, head_rows(dq), head_rows(dq));
+  scratch_gemm(ctx, dq.as_matrix(), s.x, query_rows(qk_.grad), true, false, 1, 1);
+  const Tensor dpooled = narrowed(ctx, dkeys), dk_raw = ctx.scratch->allocate(ctx.activation, {s.x.size(0), config_.head_dim});
+  rotate(ctx, one_head(dpooled), blocks.positions, inv_freq, true);
+  group_norm_backward(ctx, s.pooled, k_norm_, s.k_rstd, dpooled, dpooled);
+  block_pool_backward({dpooled, blocks.first_token, blocks.ratio, dk_raw, ctx.stream});
+  scratch_gemm(ctx, dk_raw, s.x, key_rows(qk_.grad), true, false, 1, 1);
+}
+
+}  // namespace hyscale

@@ -1,0 +1,38 @@
+// Grouped-query attention over the blocks that an indexer selects, with an output gate of every number:
+//   q, gate = W_q x (for each head: D rows of q, then D of its gate),  k = W_k x,  v = W_v x
+//   q and k: zero-centred RMSNorm of each head, then rope on the first numbers;   y = W_o (attention(q, k, v) sigmoid(gate))
+// Source: Qwen3.8 (QSA), report section 2.1.2.
+#pragma once
+#include "models/qwen/block_indexer.h"
+
+namespace hyscale {
+
+class GatedAttention {
+ public:
+  GatedAttention(ParameterStore&, const std::string& prefix, const GatedAttentionConfig&);
+
+  struct Saved {
+    Tensor x;                      // [T, C], the caller's
+    Tensor q_gate, q_rstd, q;      // [T, H, 2 D], f32 [1, T H], [T, H, D]
+    Tensor k_raw, k_rstd, k, v;    // [T, G, D], f32 [1, T G], [T, G, D] each
+    Tensor o, lse;                 // [T, H, D], f32 [T, H]
+    BlockIndexer::Saved indexer;
+  };
+  void forward(Context&, Pass, int slot, const Tensor& x, const Tensor& y, const Tensor& inv_freq, Saved&);
+  // dx[T, C] is overwritten. The indexer's parameters get the gradient of the index loss.
+  void backward(Context&, int slot, const Tensor& dy, const Tensor& inv_freq, const Tensor& dx, const Saved&);
+
+ private:
+  const CompressedEntries& blocks(const Context&) const;
+  Tensor gates(const Tensor& q_gate) const { return q_gate.slice(2, config_.head_dim, 2 * config_.head_dim); }
+  Tensor query_rows(const Tensor& q_gate) const;  // of every head, [T H, D], strided
+  void rotate(Context&, const Tensor& x_thd, const Tensor& inv_freq, bool inverse) const;
+  float scale() const;
+  void backward_keys(Context&, const Tensor& dk, const Tensor& dv, const Tensor& inv_freq, const Tensor& dx, const Saved&);
+
+  GatedAttentionConfig config_;
+  Parameter &q_, &k_, &v_, &o_, &q_norm_, &k_norm_;
+  BlockIndexer indexer_;
+};
+
+}  // namespace hyscale

@@ -1,0 +1,124 @@
+#include "models/qwen/gated_delta_net.h"
+
+#include <cmath>
+
+#include "kernels/gated_delta/delta_gates.h"
+#include "kernels/gated_delta/gated_delta.h"
+#include "kernels/l2_norm/l2_norm.h"
+#include "kernels/rms_norm/rms_norm.h"
+#include "kernels/short_conv/short_conv.h"
+#include "models/layers/linear.h"
+
+namespace hyscale {
+namespace {
+
+constexpr float kUnitEps = 1e-6f;  // of the L2 norms
+constexpr int64_t kChunk = 64;     // tokens
+
+// Decay rates spread evenly over (0, 16); the reference draws them from there.
+Parameter decay_parameter(const std::string& name, int64_t heads) {
+  const auto log_rate = [heads](int64_t element) { return std::log(16 * (static_cast<float>(element) + 0.5f) / static_cast<float>(heads)); };
+  return {.name = name, .shape = {heads}, .init = Init::formula, .fp32 = true, .weight_decay = false, .formula = log_rate};
+}
+
+// [T, H, D] as [T H, D]
+Tensor head_rows(const Tensor& x) { return x.view({x.size(0) * x.size(1), x.size(2)}); }
+
+}  // namespace
+
+GatedDeltaNet::GatedDeltaNet(ParameterStore& store, const std::string& prefix, const GatedDeltaConfig& c)
+    : config_(c),
+      qkv_(store.add({.name = prefix + "in_proj_qkv.weight", .shape = {2 * c.keys() + c.values(), c.hidden_size}})),
+      z_(store.add({.name = prefix + "in_proj_z.weight", .shape = {c.values(), c.hidden_size}})),
+      b_(store.add({.name = prefix + "in_proj_b.weight", .shape = {c.value_heads, c.hidden_size}})),
+      a_(store.add({.name = prefix + "in_proj_a.weight", .shape = {c.value_heads, c.hidden_size}})),
+      conv_(store.add({.name = prefix + "conv1d.weight", .shape = {2 * c.keys() + c.values(), 1, c.taps}})),
+      a_log_(store.add(decay_parameter(prefix + "A_log", c.value_heads))),
+      dt_bias_(store.add({.name = prefix + "dt_bias", .shape = {c.value_heads}, .init = Init::ones, .fp32 = true, .weight_decay = false})),
+      norm_(store.add(norm_weight(prefix + "norm.weight", c.value_dim))),
+      out_(store.add({.name = prefix + "out_proj.weight", .shape = {c.hidden_size, c.values()}})) {}
+
+float GatedDeltaNet::scale() const { return 1 / std::sqrt(static_cast<float>(config_.key_dim)); }
+
+void GatedDeltaNet::forward(Context& ctx, const Tensor& x, const Tensor& y, Saved& s) {
+  const GatedDeltaConfig& c = config_;
+  const int64_t tokens = x.size(0);
+  const Shape of_values{tokens, c.value_heads, c.value_dim}, of_keys{tokens, c.key_heads, c.key_dim};
+  s.x = x;
+  s.qkv_raw = ctx.saved->allocate(ctx.activation, {tokens, qkv_.shape[0]});
+  s.qkv = ctx.saved->allocate(ctx.activation, s.qkv_raw.shape());
+  for (Tensor* t : {&s.q, &s.k}) *t = ctx.saved->allocate(ctx.activation, of_keys);
+  for (Tensor* t : {&s.q_r, &s.k_r}) *t = ctx.saved->allocate(DType::f32, {tokens, c.key_heads});
+  for (Tensor* t : {&s.a, &s.b, &s.log_decay, &s.beta}) *t = ctx.saved->allocate(DType::f32, {tokens, c.value_heads});
+  for (Tensor* t : {&s.o, &s.normed, &s.z}) *t = ctx.saved->allocate(ctx.activation, of_values);
+  s.o_rstd = ctx.saved->allocate(DType::f32, {tokens * c.value_heads});
+
+  linear(ctx, x, qkv_, s.qkv_raw);
+  short_conv({s.qkv_raw, taps(conv_.value), ctx.sequence->positions, 1, s.qkv, ctx.stream});
+  l2_norm({queries(s.qkv), kUnitEps, s.q, s.q_r, ctx.stream});
+  l2_norm({keys(s.qkv), kUnitEps, s.k, s.k_r, ctx.stream});
+  linear(ctx, x, a_, s.a);
+  linear(ctx, x, b_, s.b);
+  delta_gates({s.a, s.b, a_log_.value, dt_bias_.value, s.log_decay, s.beta, ctx.stream});
+  const ArenaScope scope(*ctx.scratch);
+  GatedDelta g{s.q, s.k, values(s.qkv), s.log_decay, s.beta, ctx.sequence->document_starts, scale(), kChunk, s.o, {}, ctx.stream};
+  g.workspace = workspace(ctx, gated_delta_workspace_bytes(g));
+  gated_delta(g);
+  rms_norm({head_rows(s.o), norm_.value, c.eps, head_rows(s.normed), s.o_rstd, ctx.stream});
+  linear(ctx, x, z_, s.z.as_matrix());
+  const Tensor gated = ctx.scratch->allocate(ctx.activation, of_values);
+  gate({s.normed, s.z, c.output_gate, gated, ctx.stream});
+  linear(ctx, gated.as_matrix(), out_, y);
+}
+
+void GatedDeltaNet::backward(Context& ctx, const Tensor& dy, const Tensor& dx, const Saved& s) {
+  const ArenaScope scope(*ctx.scratch);
+  const Tensor dqkv = ctx.scratch->allocate(ctx.activation, s.qkv.shape());
+  const Tensor gated = ctx.scratch->allocate(ctx.activation, s.o.shape()), dout = ctx.scratch->allocate(ctx.activation, s.o.shape());
+  gate({s.normed, s.z, config_.output_gate, gated, ctx.stream});
+  linear_wgrad(ctx, dy, gated.as_matrix(), out_);
+  linear_dgrad(ctx, dy, out_, dout.as_matrix());
+  const Tensor dz = gated;  // read for the last time above
+  gate_backward({s.normed, s.z, config_.output_gate, dout, dout, dz, ctx.stream});
+  linear_wgrad(ctx, dz.as_matrix(), s.x, z_);
+  linear_dgrad(ctx, dz.as_matrix(), z_, dx);
+  {
+    RmsNormBackward n{head_rows(s.o), norm_.value, s.o_rstd, head_rows(dout), head_rows(dout), false, norm_.grad, {}, ctx.stream};
+    const ArenaScope inner(*ctx.scratch);
+    n.workspace = workspace(ctx, rms_norm_backward_workspace_bytes(n));
+    rms_norm_backward(n);
+  }
+  backward_heads(ctx, dout, dqkv, dx, s);
+  const Tensor dqkv_raw = ctx.scratch->allocate(ctx.activation, s.qkv.shape());
+  {
+    ShortConvBackward c{s.qkv_raw, taps(conv_.value), ctx.sequence->positions, 1, dqkv, dqkv_raw, taps(conv_.grad), {}, ctx.stream};
+    const ArenaScope inner(*ctx.scratch);
+    c.workspace = workspace(ctx, short_conv_backward_workspace_bytes(c));
+    short_conv_backward(c);
+  }
+  linear_wgrad(ctx, dqkv_raw, s.x, qkv_);
+  linear_dgrad(ctx, dqkv_raw, qkv_, dx, true);
+}
+
+// The delta rule, its gates and the norms of q and k. dqkv is overwritten, dx is added to.
+void GatedDeltaNet::backward_heads(Context& ctx, const Tensor& dout, const Tensor& dqkv, const Tensor& dx, const Saved& s) {
+  const ArenaScope scope(*ctx.scratch);
+  const auto gates = [&] { return ctx.scratch->allocate(DType::f32, s.beta.shape()); };
+  const Tensor dlog_decay = gates(), dbeta = gates(), da = gates(), db = gates();
+  {
+    GatedDeltaBackward g{s.q, s.k, values(s.qkv), s.log_decay, s.beta, ctx.sequence->document_starts, scale(), kChunk, dout, queries(dqkv), keys(dqkv), values(dqkv),
+                         dlog_decay, dbeta, {}, ctx.stream};
+    const ArenaScope inner(*ctx.scratch);
+    g.workspace = workspace(ctx, gated_delta_backward_workspace_bytes(g));
+    gated_delta_backward(g);
+  }
+  l2_norm_backward({s.q, s.q_r, queries(dqkv), queries(dqkv), ctx.stream});
+  l2_norm_backward({s.k, s.k_r, keys(dqkv), keys(dqkv), ctx.stream});
+  delta_gates_backward({s.a, a_log_.value, dt_bias_.value, s.log_decay, s.beta, dlog_decay, dbeta, da, db, a_log_.grad, dt_bias_.grad, ctx.stream});
+  linear_wgrad(ctx, da, s.x, a_);
+  linear_dgrad(ctx, da, a_, dx, true);
+  linear_wgrad(ctx, db, s.x, b_);
+  linear_dgrad(ctx, db, b_, dx, true);
+}
+
+}  // namespace hyscale

@@ -1,0 +1,34 @@
+#include "core/file.h"
+
+#include "core/error.h"
+#include "tests/support/processes.h"
+
+namespace hyscale {
+namespace {
+
+using test::TemporaryFolder;
+
+TEST(MappedFile, HoldsTheBytesOfTheFileThatHadTheNameAtFirst) {
+  const TemporaryFolder f;
+  test::write_file(f / "a", std::string("one\0two", 7));
+  test::write_file(f / "empty", "");
+  const MappedFile a(f / "a"), empty(f / "empty");
+  write_text_file(f / "a", "x");
+  EXPECT_EQ(std::string(a.data(), static_cast<size_t>(a.size())), std::string("one\0two", 7));
+  EXPECT_EQ(empty.size(), 0);
+}
+
+TEST(MappedFile, WhatIsNoFileIsNamed) {
+  const TemporaryFolder f;
+  for (const std::string& path : {f / "missing", f.path()}) {
+    try {
+      const MappedFile m(path);
+      FAIL() << path;
+    } catch (const UserError& e) {
+      EXPECT_CONTAINS(std::string(e.what()), path + ": ");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace hyscale

@@ -1,0 +1,11 @@
+// config.json of a model.
+#include "models/glm/glm_config.h"
+#include "models/registry.h"
+#include "tests/fuzz/fuzz_target.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace hyscale;
+  const std::string path = fuzz::write_input("config.json", fuzz::text_of(data, size));
+  fuzz::expect_no_other_error([&] { parse_glm_config(read_hf_config(path), path); });
+  return 0;
+}

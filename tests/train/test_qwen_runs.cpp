@@ -1,0 +1,70 @@
+// Whole runs of Qwen3.8: what its files hold beyond parameters, and what the family refuses.
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/hf_folder.h"
+#include "tests/train/tiny_run.h"
+
+namespace hyscale {
+namespace {
+
+using test::run;
+using test::TinyRun;
+namespace fs = std::filesystem;
+
+std::vector<std::string> qwen(std::vector<std::string> more = {}) {
+  more.insert(more.begin(), {"--set", "model.config=tests/goldens/qwen_qsa_ple/config.json"});
+  return more;
+}
+
+TEST(QwenRuns, ResumingIsBitEqualAndCheckpointsHoldTheHashConstants) {
+  const TinyRun t;
+  const auto straight = run(t.into("straight", qwen()));
+  ASSERT_EQ(straight.code, 0) << straight.output;
+  ASSERT_EQ(run(t.into("cut", qwen())).code, 0);
+  fs::remove_all(t / "cut/step-00000010");
+  const auto resumed = run(t.into("cut", qwen({"--resume", "latest"})));
+  ASSERT_EQ(resumed.code, 0) << resumed.output;
+  EXPECT_TRUE(t.state("straight", 10) == t.state("cut", 10));
+  const HfFolderReader saved(t / "straight/step-00000010/model"), golden("tests/goldens/qwen_qsa_ple");
+  EXPECT_EQ(saved.names(), golden.names());
+  for (const char* name : {"layer_multipliers", "ngram_heads_offsets", "ngram_heads_vocab_sizes"}) {
+    const std::string tensor = concat("model.layers.1.ple.ple_embedding.", name);
+    EXPECT_EQ(saved.reader(tensor).read_i64(tensor), golden.reader(tensor).read_i64(tensor));
+  }
+}
+
+TEST(QwenRuns, RanksShareDataExpertsAndWeights) {
+  const TinyRun t;
+  const std::vector<std::string> few = qwen({"--set", "train.steps=3", "--set", "schedule.kind=constant"});
+  std::vector<std::string> shared = few;
+  shared.insert(shared.end(), {"--set", "parallel.data=2", "--set", "parallel.expert=2", "--set", "parallel.sharding=weights"});
+  ASSERT_EQ(run(t.into("one", few)).code, 0);
+  const auto many = run(t.with_ranks(2, "many", shared));
+  ASSERT_EQ(many.code, 0) << many.output;
+  const auto a = t.metrics("one"), b = t.metrics("many");
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i)
+    for (const char* key : {"loss", "index_loss", "balance_loss", "grad_norm"})
+      if (a[i].contains(key)) {
+        EXPECT_NEAR(b[i][key].get<double>(), a[i][key].get<double>(), 1e-3 * a[i][key].get<double>()) << key << " of line " << i;
+      }
+}
+
+TEST(QwenRuns, PlansWithoutRunning) {
+  const TinyRun t;
+  const auto plan = run(t.command(qwen({"--plan"})));
+  EXPECT_EQ(plan.code, 0) << plan.output;
+  EXPECT_FALSE(fs::exists(t / "run"));
+}
+
+TEST(QwenRuns, RefusesContextRanksAndTheWarmupStage) {
+  const TinyRun t;
+  const auto context = run(t.with_ranks(2, "context", qwen({"--set", "parallel.context=2"})));
+  EXPECT_NE(context.code, 0);
+  EXPECT_CONTAINS(context.output, "parallel.context: Qwen3.8 needs the whole sequence on each rank; expected 1");
+  const auto warmup = run(t.into("warmup", qwen({"--set", "model.stage=warmup", "--set", "train.recompute=none"})));
+  EXPECT_NE(warmup.code, 0);
+  EXPECT_CONTAINS(warmup.output, "model.stage: warmup is not supported for Qwen3.8; expected sparse");
+}
+
+}  // namespace
+}  // namespace hyscale
