@@ -13,6 +13,9 @@ namespace {
 constexpr size_t kMostColumns = 80;
 constexpr int kShades = 12;
 
+// As it is printed, so that neighbours meet.
+double tenths(double v) { return std::round(10 * v) / 10; }
+
 }  // namespace
 
 std::string heat_svg(const Chart& c, nlohmann::json& plotted) {
@@ -24,16 +27,16 @@ std::string heat_svg(const Chart& c, nlohmann::json& plotted) {
   std::string t;
   for (size_t row = 0; row < c.series.size(); ++row) {
     const Columns columns = in_columns(c.series[row], x, kMostColumns);
-    const double top = kTop + height * static_cast<double>(row);
+    const double top = tenths(kTop + height * static_cast<double>(row)), bottom = tenths(kTop + height * static_cast<double>(row + 1));
     // A cell reaches half way to its neighbours.
-    const auto edge = [&](size_t i) { return i == 0 ? x.from : i == columns.steps.size() ? x.to : x.place((columns.steps[i - 1] + columns.steps[i]) / 2); };
+    const auto edge = [&](size_t i) { return i == 0 ? x.from : tenths(i == columns.steps.size() ? x.to : x.place((columns.steps[i - 1] + columns.steps[i]) / 2)); };
     nlohmann::json values = nlohmann::json::array();
     for (size_t i = 0; i < columns.steps.size(); ++i) {
       const double v = columns.mean[i];
       values.push_back(std::isfinite(v) ? nlohmann::json(std::stod(fmt::format("{:.5g}", v))) : nlohmann::json(nullptr));
       if (!std::isfinite(v)) continue;
       const int shade = high > low ? std::min(kShades - 1, static_cast<int>(kShades * (v - low) / (high - low))) : kShades / 2;
-      t += fmt::format("<rect class=\"h{}\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\"/>", shade, edge(i), top, edge(i + 1) - edge(i), height);
+      t += fmt::format("<rect class=\"h{}\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\"/>", shade, edge(i), top, edge(i + 1) - edge(i), bottom - top);
     }
     // Names of rows that are high enough, of every so many otherwise.
     const size_t every = std::max<size_t>(1, static_cast<size_t>(std::ceil(13 / height)));

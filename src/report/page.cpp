@@ -9,7 +9,7 @@
 namespace hyscale {
 namespace {
 
-constexpr size_t kMostLines = 8;  // layers that are told apart as lines; more become a heat map
+constexpr size_t kMostLines = 8;  // that are told apart
 
 double median(std::vector<double> v) {
   if (v.empty()) return NAN;
@@ -82,19 +82,22 @@ Series selection_share(const RunHistory& run) {
   return share;
 }
 
-Chart of_layers(const RunHistory& run, const std::string& id, const std::string& key, const std::string& title, const std::string& note) {
-  Chart c{id, title, "per selecting layer", note};
-  c.values = Chart::Values::wide;
-  c.series = run.family(key);
+// Lines for a few layers or ranks, a heat map for many.
+Chart of_many(Chart c) {
   std::erase_if(c.series, [](const Series& s) { return s.empty(); });
   if (c.series.size() > kMostLines) {
     double low = INFINITY, high = -INFINITY;
     for (const Series& s : c.series)
       for (const double v : s.numbers()) low = std::min(low, v), high = std::max(high, v);
     c.kind = Chart::Kind::heat;
-    c.note += low < high ? fmt::format(" From {} (pale) to {}.", short_number(low), short_number(high)) : fmt::format(" Every value is {}.", short_number(low));
+    if (!c.note.empty()) c.note += " ";
+    c.note += low < high ? fmt::format("From {} (pale) to {}.", short_number(low), short_number(high)) : fmt::format("Every value is {}.", short_number(low));
   }
   return c;
+}
+
+Chart of_layers(const RunHistory& run, const std::string& id, const std::string& key, const std::string& title, const std::string& note) {
+  return of_many({id, title, "per selecting layer", note, Chart::Kind::lines, run.family(key), {}, Chart::Values::wide});
 }
 
 bool is_multi_rank(const RunHistory& run) { return !run.series("sent_bytes").empty(); }
@@ -154,6 +157,8 @@ std::vector<Chart> run_charts(const RunHistory& run) {
     add({"sent", "Sent by the first rank", "GiB per step", "", Kind::lines, {named(run.series("sent_bytes", 1.0 / (1 << 30)), "sent")}});
     add({"context", "Context transfers", "seconds of a step", "", Kind::lines, {loss("context_transfer_seconds", "in transfer"), loss("context_wait_seconds", "work waited")}});
   }
+  if (std::vector<Series> ranks = run.family("rank_compute_seconds", "rank"); !ranks.empty())
+    add(of_many({"ranks", "Computing time of each rank", "seconds of a step", "Without waiting for others.", Kind::lines, std::move(ranks)}));
   return all;
 }
 
@@ -169,7 +174,7 @@ std::vector<std::string> run_summary(const RunHistory& run) {
     out.push_back(fmt::format("Validation loss: {:.4f} last, {:.4f} best of {} evaluations.", values.back(), *std::min_element(values.begin(), values.end()), values.size()));
   }
   const auto not_applied = std::count_if(run.steps().begin(), run.steps().end(), [](const auto& s) { return s.second.value("applied", nlohmann::json(true)) == false; });
-  out.push_back(not_applied ? fmt::format("Not finite and not applied: {} of the steps.", not_applied) : "Every step was finite and applied.");
+  out.push_back(not_applied ? fmt::format("Not applied, since they were not finite or spikes: {} of the steps.", not_applied) : "Every step was applied.");
   const Series mfu = run.series("mfu");
   out.push_back(fmt::format("Median throughput: {} tokens per second, MFU {}.", grouped(median(run.series("tokens_per_second").numbers())),
                             mfu.empty() ? "n/a (the device's peak is not known)" : percent(median(mfu.numbers()))));

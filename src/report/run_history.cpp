@@ -84,7 +84,7 @@ Series RunHistory::collect(const Lines& lines, const std::string& key, double sc
   return s;
 }
 
-std::vector<Series> RunHistory::family(const std::string& key) const {
+std::vector<Series> RunHistory::family(const std::string& key, const std::string& item) const {
   std::vector<Series> out;
   std::map<std::string, size_t> places;  // in order of appearance
   for (const auto& [step, line] : steps_) {
@@ -99,7 +99,7 @@ std::vector<Series> RunHistory::family(const std::string& key) const {
     if (at->is_object())
       for (const auto& [name, value] : at->items()) add(name, value);
     else
-      for (size_t i = 0; i < at->size(); ++i) add(fmt::format("layer {}", i), (*at)[i]);
+      for (size_t i = 0; i < at->size(); ++i) add(fmt::format("{} {}", item, i), (*at)[i]);
   }
   return out;
 }

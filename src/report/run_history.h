@@ -34,9 +34,8 @@ class RunHistory {
   // A key of the training steps' lines, or of the evaluations'; empty for keys that no line has.
   Series series(const std::string& key, double scale = 1) const { return collect(steps_, key, scale); }
   Series evaluations(const std::string& key) const { return collect(evaluations_, key, 1); }
-  // A key whose value is a list (one per layer) or an object (one per part), of the steps that have it. Lists get the names
-  // "layer 0", "layer 1", ...
-  std::vector<Series> family(const std::string& key) const;
+  // A key whose value is a list or an object (one per part), of the steps that have it. Lists get the names "layer 0", "layer 1", ...
+  std::vector<Series> family(const std::string& key, const std::string& item = "layer") const;
 
  private:
   using Lines = std::map<int64_t, nlohmann::json>;

@@ -19,7 +19,7 @@ using test::TemporaryFolder;
 json step_line(int64_t step, int64_t layers) {
   json line{{"step", step}, {"loss", 4.0 / static_cast<double>(step)}, {"index_loss", 0.1}, {"balance_loss", 1.1}, {"mtp_loss", 5}, {"lr", 1e-3}, {"grad_norm", 2.5}, {"indexer_grad_norm", 0.5},
             {"applied", true}, {"tokens", step * 1000}, {"seconds", 2}, {"tokens_per_second", 500}, {"peak_bytes", int64_t{3} << 30}, {"mfu", 0.25}, {"sent_bytes", 1000},
-            {"context_transfer_seconds", 0.5}, {"context_wait_seconds", 0.1}};
+            {"context_transfer_seconds", 0.5}, {"context_wait_seconds", 0.1}, {"rank_compute_seconds", {1.5, 1.75}}};
   for (int64_t i = 0; i < layers; ++i) line["index_loss_of_layer"].push_back(0.01 * static_cast<double>(i + 1));
   if (step % 2) return line;
   line["seconds_of_part"] = {{"selection", 0.5}, {"attention", 1.0}, {"the rest", 0.5}};
@@ -90,10 +90,10 @@ TEST(Report, HoldsEverySeriesAndParses) {
   const TemporaryFolder folder;
   for (const int64_t layers : {3, 12}) {  // as lines, and as heat maps
     const std::string page = report_page(RunHistory(run_folder(folder, "run", lines(20, layers), "train:\n  steps: 40\n")));
-    const std::set<std::string> names = check_page(page, 19);
+    const std::set<std::string> names = check_page(page, 20);
     for (const char* name : {"training", "multi-token prediction", "validation", "all but indexers", "indexers", "learning rate", "balance loss", "tokens per second", "seconds", "MFU",
                              "peak memory", "attention 50.0%", "selection 25.0%", "the rest 25.0%", "forward layers 37.5%", "backward layers 62.5%", "selection", "index loss", "sent",
-                             "in transfer", "work waited", "layer 0", "layer 2"})
+                             "in transfer", "work waited", "layer 0", "layer 2", "rank 1"})
       EXPECT_TRUE(names.count(name)) << name;
     for (const char* title : {"Loss", "Gradient norm", "Learning rate", "Throughput", "Model FLOPs utilization", "Peak memory", "Time by part", "Selection&#39;s share of a step", "Index loss of each layer",
                               "Recall of attention mass", "Keys shared by neighbouring queries", "Keys shared with the layer below", "Ties at the last place"})
@@ -108,7 +108,7 @@ TEST(Report, HoldsEverySeriesAndParses) {
 TEST(Report, LongRunsAreDrawnInColumns) {
   const TemporaryFolder folder;
   const std::string page = report_page(RunHistory(run_folder(folder, "run", lines(5000, 12))));
-  check_page(page, 19);
+  check_page(page, 20);
   EXPECT_LT(page.size(), 1500000u);
   EXPECT_CONTAINS(page, "class=\"band");
 }
@@ -137,9 +137,9 @@ TEST(Report, DamagedLinesAndMissingFieldsAreNoError) {
   EXPECT_TRUE(std::isnan(history.series("loss").values[3]));
   EXPECT_EQ(history.series("loss").last(), 4.0 / 3);
   const std::string page = report_page(history);
-  check_page(page, 19);
+  check_page(page, 20);
   EXPECT_CONTAINS(page, "Damaged lines of metrics.jsonl, left out: 6.");
-  EXPECT_CONTAINS(page, "Not finite and not applied: 1 of the steps.");
+  EXPECT_CONTAINS(page, "Not applied, since they were not finite or spikes: 1 of the steps.");
 }
 
 TEST(Report, NothingRecordedYet) {
@@ -155,7 +155,7 @@ TEST(Report, TextFromTheRunIsNeverMarkup) {
   json line = step_line(2, 1);
   line["seconds_of_part"][evil] = 1;
   const std::string page = report_page(RunHistory(run_folder(folder, "<i>run&", line.dump() + "\n", "model:\n  config: \"" + evil + "\"\n")));
-  const std::set<std::string> names = check_page(page, 18);
+  const std::set<std::string> names = check_page(page, 19);
   EXPECT_TRUE(std::any_of(names.begin(), names.end(), [&](const std::string& name) { return name.starts_with(evil); }));
   EXPECT_FALSE(contains(page, "<b onload"));
   EXPECT_FALSE(contains(page, "<i>run"));
@@ -168,7 +168,7 @@ TEST(Report, TheProgramWritesThePageAndNamesWhatIsMissing) {
   const std::string program = std::string(HYSCALE_TOOLS) + "/hyscale-report", history = run_folder(folder, "run", lines(4, 2));
   const auto made = run({program, history});
   EXPECT_EQ(made.code, 0) << made.output;
-  check_page(test::read_file(history + "/report.html"), 19);
+  check_page(test::read_file(history + "/report.html"), 20);
   EXPECT_EQ(run({program, history, "-o", folder / "other.html"}).code, 0);
   EXPECT_EQ(test::read_file(history + "/report.html"), test::read_file(folder / "other.html"));
   const auto summary = run({program, history, "--summary"});
