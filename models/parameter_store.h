@@ -11,6 +11,7 @@
 #pragma once
 #include <array>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <unordered_map>
 
@@ -62,6 +63,9 @@ class ParameterStore {
   const std::string& left_out() const { return left_out_; }
   void add_constant(HfConstant constant) { constants_.push_back(std::move(constant)); }
   const std::vector<HfConstant>& constants() const { return constants_; }
+  // Names that a family's own releases give to tensors where they differ from transformers'.
+  void set_released_names(std::function<std::string(const std::string&)> f) { released_names_ = std::move(f); }
+  std::string released_name(const std::string& name) const { return released_names_ ? released_names_(name) : name; }
   int num_units() const { return static_cast<int>(units_.size()); }
 
   // Gives every parameter its value and gradient memory. compute: f32 on the CPU, bf16 on CUDA, either on meta.
@@ -123,6 +127,7 @@ class ParameterStore {
       if (flat.unit == unit) f(flat);
   }
 
+  std::function<std::string(const std::string&)> released_names_;
   std::deque<Parameter> parameters_;
   std::vector<HfConstant> constants_;
   std::string left_out_;

@@ -9,6 +9,19 @@
 #include "models/layers/linear.h"
 
 namespace hyscale {
+namespace {
+
+// DeepSeek's files have no "model." in front and call four things otherwise.
+std::string released_name(std::string name) {
+  if (name.starts_with("model.")) name = name.substr(6);
+  if (name == "embed_tokens.weight") return "embed.weight";
+  if (name.starts_with("hc_head.hc_")) return "hc_head_" + name.substr(11);
+  const std::string kv_norm = ".attn.norm.weight";
+  if (name.ends_with(kv_norm)) return name.substr(0, name.size() - kv_norm.size()) + ".attn.kv_norm.weight";
+  return name;
+}
+
+}  // namespace
 
 V4Model::V4Model(const nlohmann::json& hf_config, const std::string& path, const ModelOptions& options)
     : hf_config_(hf_config), config_(parse_v4_config(hf_config, path)), options_(options) {
@@ -16,6 +29,7 @@ V4Model::V4Model(const nlohmann::json& hf_config, const std::string& path, const
   config_.moe.expert_ranks = options.expert_ranks;
   if (options.mtp && (config_.mtp_layers != 1 || options.mtp_depths != 1))
     throw UserError(concat(path, ": \"num_nextn_predict_layers\" is ", config_.mtp_layers, " and model.mtp_depths ", options.mtp_depths, "; training DeepSeek-V4's MTP needs 1 and 1"));
+  store_.set_released_names(released_name);
   embedding_ = &store_.add({.name = "model.embed_tokens.weight", .shape = {config_.vocab_size, config_.hidden_size}, .kind = ParameterRole::embedding});
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     const size_t at = static_cast<size_t>(i);

@@ -8,6 +8,8 @@
 #include <set>
 #include <tuple>
 
+#include "checkpoint/dequantize.h"
+
 namespace hyscale {
 namespace {
 
@@ -20,20 +22,26 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return "[" + text + "]";
 }
 
+// What a tensor is called in this folder: as transformers writes it, or as the family's own release does.
+std::string name_in(const HfFolderReader& folder, const ParameterStore& store, const std::string& name) {
+  const std::string released = store.released_name(name);
+  return !folder.has(name) && folder.has(released) ? released : name;
+}
+
 void load_parameter(ParameterStore& store, Parameter& p, const HfFolderReader& folder, std::vector<float>& host) {
   host.resize(static_cast<size_t>(p.shape.elements()));
   for (const HfTensor& piece : p.hf) {
     if (!p.holds(piece)) continue;
-    const SafetensorsReader& reader = folder.reader(piece.name);
-    const SafetensorInfo& info = reader.info(piece.name);
-    if (info.shape != dims_of(piece.shape))
-      throw UserError(concat(reader.path(), ": tensor \"", piece.name, "\" has shape ", shape_text(info.shape), "; config.json asks for ", to_string(piece.shape)));
+    const std::string name = name_in(folder, store, piece.name);
     const auto place = host.begin() + (piece.offset - p.first_element);
     if (p.integer) {
-      const std::vector<int64_t> values = reader.read_i64(piece.name);
+      const SafetensorsReader& reader = folder.reader(name);
+      if (reader.info(name).shape != dims_of(piece.shape))
+        throw UserError(concat(reader.path(), ": tensor \"", name, "\" has shape ", shape_text(reader.info(name).shape), "; config.json asks for ", to_string(piece.shape)));
+      const std::vector<int64_t> values = reader.read_i64(name);
       std::transform(values.begin(), values.end(), place, [](int64_t v) { return static_cast<float>(v); });
     } else {
-      const std::vector<float> values = reader.read_f32(piece.name);
+      const std::vector<float> values = read_as_f32(folder, name, dims_of(piece.shape));
       std::copy(values.begin(), values.end(), place);
     }
   }
@@ -70,7 +78,10 @@ std::vector<float> values_on_host(const Tensor& value) {
 int64_t load_weights(ParameterStore& store, const HfFolderReader& folder, const std::string& skipped_prefix) {
   std::set<std::string> known;
   for (const Parameter& p : store.all())
-    for (const HfTensor& piece : p.hf) known.insert(piece.name);
+    for (const HfTensor& piece : p.hf) {
+      const std::string name = name_in(folder, store, piece.name);
+      known.insert({name, scale_name(folder, name)});
+    }
   for (const HfConstant& c : store.constants()) known.insert(c.name);
   int64_t skipped = 0, left_out = 0;
   for (const std::string& name : folder.names()) {
@@ -181,7 +192,7 @@ void save_weights(Model& model, ProcessGroups& groups, const std::string& folder
 nlohmann::json saved_hf_config(const Model& model, const std::string& dtype) {
   nlohmann::json config = model.hf_config();
   config["dtype"] = dtype;
-  config.erase("torch_dtype");
+  for (const char* stored_otherwise : {"torch_dtype", "quantization_config", "expert_dtype"}) config.erase(stored_otherwise);
   return config;
 }
 

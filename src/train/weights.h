@@ -10,6 +10,7 @@
 
 namespace hyscale {
 
+// Quantised weights are dequantised (checkpoint/dequantize.h), names may be those of the family's own release.
 // Fills every parameter, as far as this rank holds it. Throws UserError naming folder and tensor when one is missing or has another shape, and when the
 // folder holds tensors that the model does not know. `skipped_prefix`: names that may be left unread (the MTP layer of a
 // model that does not train it); returns how many were.

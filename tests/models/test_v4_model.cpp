@@ -134,6 +134,15 @@ TEST(V4Config, BothFormsAreTheSameModel) {
   EXPECT_TRUE(Step(*a, run_options()).logits(s) == Step(*b, run_options()).logits(s));
 }
 
+TEST(V4Config, CensusOfTheReleasedModel) {
+  const char* path = "configs/models/deepseek-v4-flash.json";
+  const auto trunk = make_model(read_hf_config(path), path, {}), all = make_model(read_hf_config(path), path, {.mtp = true});
+  EXPECT_NEAR(static_cast<double>(trunk->parameters().num_elements()), 284.33e9, 0.01e9);
+  EXPECT_NEAR(static_cast<double>(all->parameters().num_elements() - trunk->parameters().num_elements()), 6.61e9, 0.005e9);
+  EXPECT_NEAR(static_cast<double>(trunk->num_active_elements()), 13.27e9, 0.005e9);
+  EXPECT_EQ(all->num_active_elements(), trunk->num_active_elements());
+}
+
 TEST(V4Config, RefusesWhatItDoesNotCompute) {
   const auto refused = [](const char* key, const nlohmann::json& value, const char* message) {
     nlohmann::json c = tiny_config();
