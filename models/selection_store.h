@@ -1,19 +1,24 @@
 // Selections of one micro-batch: what selection replay stores. A selecting layer writes its slot in the forward pass;
 // recompute, backward and the layers that share its indexer read it.
 //
-// Stored as int32, or packed (kernels/selection_pack: half the bytes). Packed slots are opened one at a time into a working
-// selection: what get() and open() return is valid until another slot is opened.
+// Stored as int32; packed (kernels/selection_pack: half the bytes); or packed in pinned host memory, where the device holds two
+// packed slots on their way: one leaves while the next is made, and in backward, which walks the slots down, the next one
+// arrives while the present one is used. Packed slots are opened one at a time into a working selection: what get() and open()
+// return is valid until another slot is opened.
 #pragma once
+#include <array>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "core/arena.h"
+#include "core/stream.h"
 #include "kernels/flash_topk/selection.h"
 #include "kernels/selection_pack/selection_pack.h"
 
 namespace hyscale {
 
-enum class SelectionStorage : uint8_t { int32, packed };
+enum class SelectionStorage : uint8_t { int32, packed, host };
 
 class SelectionStore {
  public:
@@ -48,13 +53,31 @@ class SelectionStore {
  private:
   struct Slot {
     Selection selection;      // int32 storage, or given
-    PackedSelection packed;
+    PackedSelection packed;   // packed storage: on the device
+    std::unique_ptr<PinnedBuffer> host;  // host storage: low parts, then block ends
+    int64_t blocks = 0;
     Tensor nan_query;
     int64_t num_queries = 0, k = 0;
     bool fixed = false, closed = false;
   };
+  // A packed slot on the device that comes from the host or goes there.
+  struct Staging {
+    explicit Staging(Device d) : moved(d), used(d) {}
+    int slot = -1;
+    PackedSelection packed;
+    Event moved, used;  // the last copy, and the last work on the compute stream that touched it
+  };
+  Staging& staging(int slot) { return staging_[static_cast<size_t>(slot) % 2]; }
+  void shape_staging(Staging&, const Slot&);
+  void leave(int slot, Stream compute);  // packs the working selection and sends it to the host
+  void fetch(int slot);                  // starts to bring a slot back, unless it is here
+  void move(Slot&, Staging&, bool to_host);
+
   SelectionStorage storage_;
+  Device device_;
   Arena arena_;
+  OwnedStream transfer_;
+  std::array<Staging, 2> staging_;
   std::vector<Slot> slots_;
   Selection working_;  // packed storage: of the slot that is open
   int open_slot_ = -1;

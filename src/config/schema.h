@@ -52,7 +52,8 @@ void visit_train(Visitor& v, Config::Train& t) {
   v.field("micro_batches", t.micro_batches, Limits{1, 1e6}, "Sequences per step, over all data-parallel ranks; gradients are summed, each label counts once.");
   v.choice("recompute", t.recompute, Choices{"none", "layer"}, "layer: keep only each layer's input and recompute the rest in backward.");
   v.field("selection_replay", t.selection_replay, "Recomputation reads the stored selections; false selects again (same result, for comparison).");
-  v.choice("selection_storage", t.selection_storage, Choices{"int32", "packed"}, "packed: stored selections take half the bytes; one is unpacked at a time.");
+  v.choice("selection_storage", t.selection_storage, Choices{"int32", "packed", "host"},
+           "packed: stored selections take half the bytes; one is unpacked at a time. host: packed, in pinned host memory; copies run beside the work.");
   v.field("deterministic", t.deterministic, "Bit-equal results across runs, also where a faster way exists.");
   v.field("seed", t.seed, Limits{0}, "Seed of random starting weights.");
   v.field("evaluate_every", t.evaluate_every, Limits{0}, "Steps between evaluations; 0: only after the last step. Without validation data there are none.");

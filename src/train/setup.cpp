@@ -58,7 +58,7 @@ StepOptions step_options(const Config& c, Device device, DType activation, Proce
   o.stage = c.model.stage == "warmup" ? Stage::warmup : Stage::sparse;
   o.recompute = c.train.recompute == "layer" ? Recompute::layer : Recompute::none;
   o.replay = c.train.selection_replay;
-  o.storage = c.train.selection_storage == "packed" ? SelectionStorage::packed : SelectionStorage::int32;
+  o.storage = c.train.selection_storage == "packed" ? SelectionStorage::packed : c.train.selection_storage == "host" ? SelectionStorage::host : SelectionStorage::int32;
   o.deterministic = c.train.deterministic;
   o.index_coefficient = c.loss.index_coefficient;
   o.balance_coefficient = c.loss.balance_coefficient;

@@ -130,6 +130,10 @@ TEST(GlmModel, ExpertLoadsAreCountedOncePerForwardAndMoveTheRouterBias) {
 
 TEST(GlmModel, PackedSelectionsChangeNoBitAndTakeLess) {
   StepOptions packed = run_options(Recompute::layer);
+  packed.storage = SelectionStorage::host;
+  expect_same_run(tiny_config(), run_options(Recompute::layer), packed);
+  expect_same_run(shared_config(), run_options(Recompute::layer), packed);
+  expect_same_run(tiny_config(), run_options(Recompute::none), packed);
   packed.storage = SelectionStorage::packed;
   expect_same_run(tiny_config(), run_options(Recompute::layer), packed);
   expect_same_run(shared_config(), run_options(Recompute::layer), packed);
@@ -150,6 +154,8 @@ TEST(GlmModel, PackedSelectionsChangeNoBitAndTakeLess) {
   };
   // Three packed slots and one working selection against three of int32: (3 / 2 + 1) / 3.
   EXPECT_NEAR(bytes(SelectionStorage::packed) / bytes(SelectionStorage::int32), 2.5 / 3, 0.03);
+  // Two packed ones on their way and the working one, however many slots there are.
+  EXPECT_NEAR(bytes(SelectionStorage::host) / bytes(SelectionStorage::int32), 2.0 / 3, 0.03);
 }
 
 TEST(GlmModel, MicroBatchesWeighEveryLabelOnce) {

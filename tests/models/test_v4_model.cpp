@@ -10,10 +10,11 @@ using namespace test;
 nlohmann::json tiny_config() { return read_hf_config("tests/goldens/deepseek_v4/config.json"); }
 
 TEST(V4Model, RecomputeReplayAndStorageChangeNoBit) {
-  StepOptions again = run_options(Recompute::layer), packed = again;
+  StepOptions again = run_options(Recompute::layer), packed = again, host = again;
+  host.storage = SelectionStorage::host;
   again.replay = false;
   packed.storage = SelectionStorage::packed;
-  for (const StepOptions& o : {run_options(Recompute::layer), again, packed}) expect_same_run(tiny_config(), run_options(), o, {.mtp = true});
+  for (const StepOptions& o : {run_options(Recompute::layer), again, packed, host}) expect_same_run(tiny_config(), run_options(), o, {.mtp = true});
 }
 
 TEST(V4Model, ReplayRunsTheSelectorOncePerSelectingLayer) {
