@@ -1,6 +1,6 @@
 // Every way to lay a step out over ranks against the same step on one rank: loss, gradient norm, every gradient, selections,
 // expert loads and bytes sent. Runs on whatever world it is launched in; exit code 1 names what differs.
-//   layout_check [--family deepseek_v4] [--device cuda] [--losses 1e-6] [--gradients 1e-5] [--total-gradient 1e-5] [--own-selections]
+//   layout_check [--family deepseek_v4] [--device cuda] [--losses 1e-6] [--gradients 1e-5] [--total-gradient 1e-5] [--own-selections] [--smooth]
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
@@ -279,10 +279,12 @@ int main(int argc, char** argv) {
   MpiEnvironment mpi(&argc, &argv);
   CLI::App app{"Compares layouts of ranks."};
   std::string device = "cpu", family = "glm51";
+  bool smooth = false;
   Tolerances tolerances;
   bool own_selections = false;
   app.add_option("--device", device)->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--family", family, "a folder of tests/goldens whose config.json is the model");
+  app.add_flag("--smooth", smooth, "everything is selected and every expert chosen: no choice can fall otherwise in another layout");
   app.add_option("--losses", tolerances.losses);
   app.add_option("--gradients", tolerances.gradients, "of every parameter");
   app.add_option("--total-gradient", tolerances.total_gradient, "of all parameters together");
@@ -290,7 +292,12 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   tolerances.same_selections = !own_selections;
   try {
-    return check_layouts(mpi, subject(family), device == "cuda" ? Device{DeviceType::cuda, 0} : Device{}, tolerances);
+    Subject s = subject(family);
+    if (smooth) {
+      s.config["index_topk"] = 1024;
+      s.config["num_experts_per_tok"] = s.config.at("n_routed_experts");
+    }
+    return check_layouts(mpi, s, device == "cuda" ? Device{DeviceType::cuda, 0} : Device{}, tolerances);
   } catch (const std::exception& e) {
     MpiEnvironment::abort(e.what(), 1);
   }
