@@ -3,10 +3,9 @@
 #include <cmath>
 
 #include "kernels/elementwise/elementwise.h"
-#include "kernels/flash_topk/flash_topk.h"
-#include "kernels/index_loss/index_loss.h"
 #include "kernels/rope/rope.h"
 #include "models/layers/linear.h"
+#include "models/layers/selected_keys.h"
 
 namespace hyscale {
 
@@ -35,22 +34,8 @@ void EntryIndexer::project(Context& ctx, const Tensor& u, const Tensor& reach, c
 }
 
 Tensor EntryIndexer::select(Context& ctx, int slot, const Tensor& own_entries, const CompressedEntries& entries, Saved& s) {
-  const ArenaScope scope(*ctx.scratch);
-  const int64_t tokens = s.q.size(0), k = config_.k;
-  Selection& selection = ctx.selections->open(slot, tokens, k, ctx.stream);
-  FlashTopKState state{k, ctx.scratch->allocate(DType::f32, {tokens, k}), ctx.scratch->allocate(DType::i32, {tokens, k}),
-                       ctx.scratch->allocate(DType::i32, {tokens}), ctx.selections->nan_query(slot)};
-  flash_topk_begin(state, ctx.stream);
-  const ContextRows rows = gather_context_rows(ctx, own_entries, s.keys, [&](int64_t first, const Tensor& keys) {
-    const ArenaScope update_scope(*ctx.scratch);
-    FlashTopKUpdate update{s.q, s.weights, keys, first, entries.begin, entries.end, {}, ctx.stream};
-    update.workspace = workspace(ctx, flash_topk_update_workspace_bytes(state, update));
-    flash_topk_update(state, update);
-  }, &entries.shards);
-  flash_topk_finish(state, selection, ctx.stream);
+  const ContextRows rows = select_keys(ctx, slot, config_.k, {s.q, s.weights, entries.begin, entries.end}, own_entries, s.keys, &entries.shards);
   s.all_keys = rows.keys;
-  ctx.selections->close(slot, entries.all(), ctx.stream);
-  ctx.selections->count_selector_call();
   return rows.kv;
 }
 
@@ -70,13 +55,7 @@ void EntryIndexer::backward(Context& ctx, int slot, const Tensor& head_sum, cons
   const ArenaScope scope(*ctx.scratch);
   const Tensor dq = ctx.scratch->allocate(ctx.activation, s.q.shape()), dweights = ctx.scratch->allocate(DType::f32, s.weights.shape());
   const Tensor dkeys = ctx.scratch->allocate_zeroed(DType::f32, s.all_keys.shape(), ctx.stream);
-  {
-    const ArenaScope inner(*ctx.scratch);
-    IndexLoss l{s.q, s.weights, s.all_keys, ctx.selections->get(slot, ctx.stream), head_sum, static_cast<float>(ctx.scales.index), ctx.sums->index.slice(0, slot, slot + 1),
-                dq, dweights, dkeys, ctx.deterministic, {}, ctx.stream};
-    l.workspace = workspace(ctx, index_loss_workspace_bytes(l));
-    index_loss(l);
-  }
+  index_loss_of_selection(ctx, slot, s.q, s.weights, s.all_keys, head_sum, dq, dweights, dkeys);
   rope({turned(dq), ctx.sequence->positions, inv_freq, true, true, ctx.stream});
   linear_wgrad(ctx, dq.as_matrix(), s.c_q, wq_b_);
   linear_wgrad(ctx, dweights, s.u, weights_proj_, weight_scale());

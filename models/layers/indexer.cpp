@@ -4,12 +4,11 @@
 
 #include "kernels/dense_index_loss/dense_index_loss.h"
 #include "kernels/elementwise/elementwise.h"
-#include "kernels/flash_topk/flash_topk.h"
-#include "kernels/index_loss/index_loss.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/rope/rope.h"
 #include "models/layers/context_rows.h"
 #include "models/layers/linear.h"
+#include "models/layers/selected_keys.h"
 
 namespace hyscale {
 namespace {
@@ -53,22 +52,8 @@ void Indexer::project(Context& ctx, const Tensor& u, const Tensor& c_q, const Te
 }
 
 Tensor Indexer::select(Context& ctx, int slot, const Tensor& kv, Saved& s) {
-  const ArenaScope scope(*ctx.scratch);
-  const int64_t tokens = s.q.size(0), k = config_.k;
-  Selection& selection = ctx.selections->open(slot, tokens, k, ctx.stream);
-  FlashTopKState state{k, ctx.scratch->allocate(DType::f32, {tokens, k}), ctx.scratch->allocate(DType::i32, {tokens, k}),
-                       ctx.scratch->allocate(DType::i32, {tokens}), ctx.selections->nan_query(slot)};
-  flash_topk_begin(state, ctx.stream);
-  const ContextRows rows = gather_context_rows(ctx, kv, s.k, [&](int64_t first, const Tensor& keys) {
-    const ArenaScope update_scope(*ctx.scratch);
-    FlashTopKUpdate update{s.q, s.weights, keys, first, ctx.sequence->key_begin, ctx.sequence->key_end, {}, ctx.stream};
-    update.workspace = workspace(ctx, flash_topk_update_workspace_bytes(state, update));
-    flash_topk_update(state, update);
-  });
-  flash_topk_finish(state, selection, ctx.stream);
+  const ContextRows rows = select_keys(ctx, slot, config_.k, {s.q, s.weights, ctx.sequence->key_begin, ctx.sequence->key_end}, kv, s.k);
   s.all_keys = rows.keys;
-  ctx.selections->close(slot, rows.keys.size(0), ctx.stream);
-  ctx.selections->count_selector_call();
   return rows.kv;
 }
 
@@ -102,13 +87,7 @@ void Indexer::backward(Context& ctx, int slot, const Tensor& head_sum, const Ten
   const ArenaScope scope(*ctx.scratch);
   const Tensor dq = ctx.scratch->allocate(ctx.activation, s.q.shape()), dweights = ctx.scratch->allocate(DType::f32, s.weights.shape());
   const Tensor dk = ctx.scratch->allocate_zeroed(DType::f32, s.all_keys.shape(), ctx.stream);
-  {
-    const ArenaScope inner(*ctx.scratch);
-    IndexLoss l{s.q, s.weights, s.all_keys, ctx.selections->get(slot, ctx.stream), head_sum, static_cast<float>(ctx.scales.index), ctx.sums->index.slice(0, slot, slot + 1),
-                dq, dweights, dk, ctx.deterministic, {}, ctx.stream};
-    l.workspace = workspace(ctx, index_loss_workspace_bytes(l));
-    index_loss(l);
-  }
+  index_loss_of_selection(ctx, slot, s.q, s.weights, s.all_keys, head_sum, dq, dweights, dk);
   backward_projections(ctx, dq, dweights, reduce_context_rows(ctx, dk), inv_freq, s);
 }
 

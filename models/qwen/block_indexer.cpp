@@ -4,10 +4,9 @@
 
 #include "kernels/block_pool/block_pool.h"
 #include "kernels/elementwise/elementwise.h"
-#include "kernels/flash_topk/flash_topk.h"
-#include "kernels/index_loss/index_loss.h"
 #include "kernels/rope/rope.h"
 #include "models/layers/linear.h"
+#include "models/layers/selected_keys.h"
 #include "models/qwen/zero_centred_norm.h"
 
 namespace hyscale {
@@ -51,39 +50,18 @@ void BlockIndexer::project(Context& ctx, const Tensor& x, const CompressedEntrie
   rotate(ctx, one_head(s.keys), blocks.positions, inv_freq, false);
 }
 
-void BlockIndexer::select(Context& ctx, int slot, const CompressedEntries& blocks, const Saved& s) {
-  const ArenaScope scope(*ctx.scratch);
-  const int64_t tokens = s.q.size(0), k = config_.k;
-  Selection& selection = ctx.selections->open(slot, tokens, k, ctx.stream);
-  FlashTopKState state{k, ctx.scratch->allocate(DType::f32, {tokens, k}), ctx.scratch->allocate(DType::i32, {tokens, k}),
-                       ctx.scratch->allocate(DType::i32, {tokens}), ctx.selections->nan_query(slot)};
-  flash_topk_begin(state, ctx.stream);
-  FlashTopKUpdate update{s.q, {}, s.keys, 0, blocks.begin, blocks.end, {}, ctx.stream};
-  update.workspace = workspace(ctx, flash_topk_update_workspace_bytes(state, update));
-  flash_topk_update(state, update);
-  flash_topk_finish(state, selection, ctx.stream);
-  ctx.selections->close(slot, blocks.own(), ctx.stream);
-  ctx.selections->count_selector_call();
-}
-
 void BlockIndexer::forward(Context& ctx, Pass pass, int slot, const Tensor& x, const CompressedEntries& blocks, const Tensor& inv_freq, Saved& s) {
   const bool replayed = ctx.selections->is_fixed(slot) || (pass == Pass::recompute && ctx.replay);
   // Keys are needed for scores, and again for those of the index loss.
   if (replayed && (pass == Pass::evaluate || ctx.scales.index <= 0)) return;
   project(ctx, x, blocks, inv_freq, s);
-  if (!replayed) select(ctx, slot, blocks, s);
+  if (!replayed) select_keys(ctx, slot, config_.k, {s.q, {}, blocks.begin, blocks.end}, {}, s.keys);
 }
 
 void BlockIndexer::backward(Context& ctx, int slot, const Tensor& block_mass, const CompressedEntries& blocks, const Tensor& inv_freq, const Saved& s) {
   const ArenaScope scope(*ctx.scratch);
   const Tensor dq = ctx.scratch->allocate(ctx.activation, s.q.shape()), dkeys = ctx.scratch->allocate_zeroed(DType::f32, s.keys.shape(), ctx.stream);
-  {
-    const ArenaScope inner(*ctx.scratch);
-    IndexLoss l{s.q, {}, s.keys, ctx.selections->get(slot, ctx.stream), block_mass, static_cast<float>(ctx.scales.index), ctx.sums->index.slice(0, slot, slot + 1),
-                dq, {}, dkeys, ctx.deterministic, {}, ctx.stream};
-    l.workspace = workspace(ctx, index_loss_workspace_bytes(l));
-    index_loss(l);
-  }
+  index_loss_of_selection(ctx, slot, s.q, {}, s.keys, block_mass, dq, {}, dkeys);
   scale(dq, score_scale(), ctx.stream);
   rotate(ctx, dq, ctx.sequence->positions, inv_freq, true);
   group_norm_backward(ctx, head_rows(s.q_raw), q_norm_, s.q_rstd, head_rows(dq), head_rows(dq));

@@ -27,7 +27,6 @@ class BlockIndexer {
 
  private:
   void project(Context&, const Tensor& x, const CompressedEntries& blocks, const Tensor& inv_freq, Saved&);
-  void select(Context&, int slot, const CompressedEntries& blocks, const Saved&);
   void rotate(Context&, const Tensor& x_thd, const Tensor& positions, const Tensor& inv_freq, bool inverse) const;
   Tensor query_rows(const Tensor& w) const { return w.slice(0, 0, config_.num_heads * config_.head_dim); }
   Tensor key_rows(const Tensor& w) const { return w.slice(0, config_.num_heads * config_.head_dim, w.size(0)); }
