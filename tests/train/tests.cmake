@@ -1,6 +1,6 @@
 hyscale_test(test_train SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_runs.cpp ${CMAKE_CURRENT_LIST_DIR}/test_bad_input.cpp ${CMAKE_CURRENT_LIST_DIR}/test_plan.cpp ${CMAKE_CURRENT_LIST_DIR}/test_data_parallel.cpp ${CMAKE_CURRENT_LIST_DIR}/test_parallel.cpp
   ${CMAKE_CURRENT_LIST_DIR}/test_stages.cpp ${CMAKE_CURRENT_LIST_DIR}/test_guards.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/test_qwen_runs.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/test_qwen_runs.cpp ${CMAKE_CURRENT_LIST_DIR}/test_v4_runs.cpp
   DEPENDS hyscale_train)
 target_compile_definitions(test_train PRIVATE HYSCALE_TOOLS="$<TARGET_FILE_DIR:hyscale-train>" HYSCALE_MPIRUN="${MPIEXEC_EXECUTABLE}")
 add_dependencies(test_train hyscale-train hyscale-data hyscale-checkpoint)
