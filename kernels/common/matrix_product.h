@@ -9,12 +9,11 @@ namespace hyscale {
 // A matrix by rows: `step` elements from one row to the next.
 template <typename T>
 struct Rows {
+  Rows(const T* rows, int64_t row_step, bool other_way = false) : data(rows), step(row_step), transposed(other_way) {}
   const T* data;
   int64_t step;
-  bool transposed = false;
+  bool transposed;
 };
-template <typename T>
-Rows(const T*, int64_t) -> Rows<T>;
 template <typename T>
 Rows<T> transpose(const T* data, int64_t step) {
   return {data, step, true};
