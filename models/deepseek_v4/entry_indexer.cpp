@@ -11,7 +11,7 @@ namespace hyscale {
 
 EntryIndexer::EntryIndexer(ParameterStore& store, const std::string& prefix, const EntryIndexerConfig& c)
     : config_(c),
-      wq_b_(store.add({.name = prefix + "wq_b.weight", .shape = {c.num_heads * c.keys.dims, c.q_rank}, .group = ParameterGroup::indexer})),
+      wq_b_(store.add({.name = prefix + "wq_b.weight", .shape = {c.num_heads * c.keys.dims, c.q_rank}, .group = ParameterGroup::indexer, .head_rows = {c.keys.dims}})),
       weights_proj_(store.add({.name = prefix + "weights_proj.weight", .shape = {c.num_heads, c.hidden_size}, .group = ParameterGroup::indexer, .fp32 = true})),
       compressor_(store, prefix + "compressor.", c.keys, ParameterGroup::indexer) {}
 

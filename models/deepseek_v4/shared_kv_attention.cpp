@@ -35,7 +35,7 @@ SharedKvAttention::SharedKvAttention(ParameterStore& store, const std::string& p
       wkv_(store.add({.name = prefix + "wkv.weight", .shape = {c.head_dim, c.hidden_size}})),
       kv_norm_(store.add(norm_weight(prefix + "norm.weight", c.head_dim))),
       sink_(store.add({.name = prefix + "attn_sink", .shape = {c.num_heads}, .init = Init::zeros, .fp32 = true, .weight_decay = false})),
-      wo_a_(store.add({.name = prefix + "wo_a.weight", .shape = {c.groups * c.group_rank, c.num_heads / c.groups * c.head_dim}})),
+      wo_a_(store.add({.name = prefix + "wo_a.weight", .shape = {c.groups * c.group_rank, c.num_heads / c.groups * c.head_dim}, .head_rows = {c.group_rank}})),
       wo_b_(store.add({.name = prefix + "wo_b.weight", .shape = {c.hidden_size, c.groups * c.group_rank}})) {
   if (compression == Compression::none) return;
   compressor_.emplace(store, prefix + "compressor.", compressor_config(c, c.head_dim, ratio), ParameterGroup::trunk);
