@@ -17,7 +17,8 @@ Tensor converted(Context& ctx, const Tensor& x, DType to) {
 
 void scratch_gemm(Context& ctx, const Tensor& a, const Tensor& b, const Tensor& c, bool transpose_a, bool transpose_b, float alpha, float beta) {
   const ArenaScope scope(*ctx.scratch);
-  const Tensor space = a.dtype() == DType::bf16 || ctx.device.is_cuda() ? workspace(ctx, kGemmWorkspaceBytes) : Tensor();
+  // The CPU computes in f32 and needs none; on meta the activations' dtype tells which device is meant.
+  const Tensor space = ctx.activation == DType::bf16 || ctx.device.is_cuda() ? workspace(ctx, kGemmWorkspaceBytes) : Tensor();
   gemm({.a = a, .b = b, .c = c, .transpose_a = transpose_a, .transpose_b = transpose_b, .alpha = alpha, .beta = beta, .workspace = space,
         .stream = ctx.stream});
 }

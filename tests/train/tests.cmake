@@ -7,6 +7,9 @@ add_dependencies(test_train hyscale-train hyscale-data hyscale-checkpoint)
 # The README's first command, on the repository's own text.
 add_test(NAME quickstart COMMAND scripts/quickstart.sh WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
 set_tests_properties(quickstart PROPERTIES LABELS long TIMEOUT 1800)
+# Two minutes of what scripts/kill_run.sh does for an hour.
+add_test(NAME kill_run COMMAND scripts/kill_run.sh $<TARGET_FILE_DIR:hyscale-train> 120 20 WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+set_tests_properties(kill_run PROPERTIES LABELS long TIMEOUT 1800)
 add_executable(layout_check ${CMAKE_CURRENT_LIST_DIR}/layout_check.cpp)
 target_link_libraries(layout_check PRIVATE hyscale_train hyscale_test_support CLI11::CLI11)
 hyscale_mpi_test(layout_check 1 2 4)
