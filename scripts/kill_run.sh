@@ -11,19 +11,21 @@ out=${OUT:-runs/kill_run}
 export OMP_WAIT_POLICY=passive
 rm -rf "$out"; mkdir -p "$out"
 "$bin/hyscale-data" build src kernels docs --output "$out/text" > "$out/data.log"
-train() { # folder, steps, more
-  local folder=$1 steps=$2; shift 2
-  "$bin/hyscale-train" --config configs/quickstart.yaml --set "data.train=[{path: $out/text}]" --set "data.validation=[]" --set train.evaluate_every=0 --set train.steps="$steps" \
-    --set schedule.kind=constant --set schedule.min_lr=0 --set checkpoint.every=20 --set checkpoint.directory="$out/$folder" --set run.device=cpu "$@"
+arguments() { # folder, steps -> the run's command line in `command`
+  command=("$bin/hyscale-train" --config configs/quickstart.yaml --set "data.train=[{path: $out/text}]" --set "data.validation=[]" --set train.evaluate_every=0 --set train.steps="$2"
+    --set schedule.kind=constant --set schedule.min_lr=0 --set checkpoint.every=20 --set checkpoint.directory="$out/$1" --set run.device=cpu)
 }
 start=$SECONDS
-train rate 40 > "$out/rate.log" 2>&1
+arguments rate 40
+"${command[@]}" > "$out/rate.log" 2>&1
 steps=$(( 40 * seconds / (SECONDS - start + 1) / 20 * 20 + 20 ))
 echo "kill_run: $steps steps, about $seconds s"
-train whole "$steps" > "$out/whole.log" 2>&1
+arguments whole "$steps"
+"${command[@]}" > "$out/whole.log" 2>&1
+arguments cut "$steps"
 kills=0
 while true; do
-  train cut "$steps" --resume latest >> "$out/cut.log" 2>&1 &
+  "${command[@]}" --resume latest >> "$out/cut.log" 2>&1 &
   pid=$!
   sleep $(( between / 4 + RANDOM % (between * 3 / 4 + 1) )) &
   timer=$!

@@ -24,7 +24,7 @@ std::string released_name(std::string name) {
 }  // namespace
 
 V4Model::V4Model(const nlohmann::json& hf_config, const std::string& path, const ModelOptions& options)
-    : hf_config_(hf_config), config_(parse_v4_config(hf_config, path)), options_(options) {
+    : LayeredModel(hf_config, options.router_bias_update_rate), config_(parse_v4_config(hf_config, path)), options_(options) {
   config_.moe.expert_rank = options.expert_rank;
   config_.moe.expert_ranks = options.expert_ranks;
   if (options.mtp && (config_.mtp_layers != 1 || options.mtp_depths != 1))
@@ -57,24 +57,13 @@ SequenceNeeds V4Model::sequence_needs() const {
 
 void V4Model::prepare(Context& ctx) {
   if (ctx.stage == Stage::warmup) throw UserError("model.stage: warmup is not supported for DeepSeek-V4; expected sparse");
-  if (inv_freq_.defined()) return;
-  std::vector<float> host = rope_inverse_frequencies(config_.rope_theta, config_.rope_dim);
-  const int64_t pairs = static_cast<int64_t>(host.size());
-  const std::vector<float> compressed = config_.scaled_rope ? yarn_inverse_frequencies(config_.compressed_rope_theta, config_.rope_dim, config_.yarn)
-                                                            : rope_inverse_frequencies(config_.compressed_rope_theta, config_.rope_dim);
-  host.insert(host.end(), compressed.begin(), compressed.end());
-  const size_t frequency_bytes = (host.size() * sizeof(float) + 255) / 256 * 256;
-  const int64_t layers = static_cast<int64_t>(moe_layers_.size()), experts = config_.moe.num_experts;
-  constants_ = Buffer(ctx.device, frequency_bytes + static_cast<size_t>(layers * experts) * sizeof(int64_t), "rope frequencies and expert counters");
-  const Tensor both(constants_.data(), DType::f32, ctx.device, {2 * pairs});
-  inv_freq_ = both.slice(0, 0, pairs);
-  compressed_inv_freq_ = both.slice(0, pairs, 2 * pairs);
-  copy_bytes(both.raw(), ctx.device, host.data(), Device{}, host.size() * sizeof(float), ctx.stream);
-  synchronize(ctx.device, ctx.stream);
-  char* counters = ctx.device.is_meta() ? nullptr : static_cast<char*>(constants_.data()) + frequency_bytes;
-  counts_ = Tensor(counters, DType::i64, ctx.device, {layers, experts});
-  zero(counts_, ctx.stream);
-  for (int64_t i = 0; i < layers; ++i) moe_layers_[static_cast<size_t>(i)]->bind(static_cast<size_t>(i), counts_.select(0, i));
+  if (has_constants()) return;
+  const std::vector<float> frequencies[] = {rope_inverse_frequencies(config_.rope_theta, config_.rope_dim),
+                                            config_.scaled_rope ? yarn_inverse_frequencies(config_.compressed_rope_theta, config_.rope_dim, config_.yarn)
+                                                                : rope_inverse_frequencies(config_.compressed_rope_theta, config_.rope_dim)};
+  const std::vector<Tensor> placed = make_constants(ctx, frequencies);
+  inv_freq_ = placed[0];
+  compressed_inv_freq_ = placed[1];
 }
 
 // The embedding in every stream.
@@ -163,24 +152,6 @@ Tensor V4Model::logits(Context& ctx, Arena& out) {
   V4Head::Saved saved;
   scratch_gemm(ctx, head_->forward(ctx, x, saved), lm_head_->value, logits, false, true);
   return logits;
-}
-
-void V4Model::after_step(bool applied, Stream stream) {
-  if (!counts_.defined()) return;
-  if (applied && options_.router_bias_update_rate != 0)
-    for (Moe* moe : moe_layers_) moe->update_bias(options_.router_bias_update_rate, stream);
-  else
-    zero(counts_, stream);
-}
-
-int64_t V4Model::num_active_elements() const {
-  int64_t active = 0;
-  for (const Parameter& p : store_.all()) {
-    if (&p == embedding_ || p.integer || p.name.starts_with(mtp_prefix())) continue;
-    const int64_t n = p.whole_elements();
-    active += p.expert ? n / config_.moe.num_experts * config_.moe.rule.k : n;
-  }
-  return active;
 }
 
 ForwardFlops V4Model::forward_flops(int64_t tokens) const {

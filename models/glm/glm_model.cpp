@@ -10,7 +10,7 @@
 namespace hyscale {
 
 GlmModel::GlmModel(const nlohmann::json& hf_config, const std::string& path, const ModelOptions& options)
-    : hf_config_(hf_config), config_(parse_glm_config(hf_config, path)), options_(options) {
+    : LayeredModel(hf_config, options.router_bias_update_rate), config_(parse_glm_config(hf_config, path)), options_(options) {
   config_.attention.latent_eps = options.latent_norm_eps;
   config_.moe.expert_rank = options.expert_rank;
   config_.moe.expert_ranks = options.expert_ranks;
@@ -39,19 +39,9 @@ GlmModel::GlmModel(const nlohmann::json& hf_config, const std::string& path, con
 }
 
 void GlmModel::prepare(Context& ctx) {
-  if (inv_freq_.defined()) return;
-  const std::vector<float> host = rope_inverse_frequencies(config_.attention.rope_theta, config_.attention.rope_dim);
-  const size_t frequency_bytes = (host.size() * sizeof(float) + 255) / 256 * 256;
-  const int64_t layers = static_cast<int64_t>(moe_layers_.size()), experts = config_.moe.num_experts;
-  constants_ = Buffer(ctx.device, frequency_bytes + static_cast<size_t>(layers * experts) * sizeof(int64_t), "rope frequencies and expert counters");
-  inv_freq_ = Tensor(constants_.data(), DType::f32, ctx.device, {static_cast<int64_t>(host.size())});
-  copy_bytes(inv_freq_.raw(), ctx.device, host.data(), Device{}, host.size() * sizeof(float), ctx.stream);
-  synchronize(ctx.device, ctx.stream);
-  if (layers == 0) return;
-  char* counters = ctx.device.is_meta() ? nullptr : static_cast<char*>(constants_.data()) + frequency_bytes;
-  counts_ = Tensor(counters, DType::i64, ctx.device, {layers, experts});
-  zero(counts_, ctx.stream);
-  for (int64_t i = 0; i < layers; ++i) moe_layers_[static_cast<size_t>(i)]->bind(static_cast<size_t>(i), counts_.select(0, i));
+  if (has_constants()) return;
+  const std::vector<float> frequencies[] = {rope_inverse_frequencies(config_.attention.rope_theta, config_.attention.rope_dim)};
+  inv_freq_ = make_constants(ctx, frequencies)[0];
 }
 
 Tensor GlmModel::embed(Context& ctx) {
@@ -181,24 +171,6 @@ Tensor GlmModel::logits(Context& ctx, Arena& out) {
   const ArenaScope step(*ctx.saved);
   scratch_gemm(ctx, forward_only(ctx, embed(ctx)), lm_head_->value, logits, false, true);
   return logits;
-}
-
-void GlmModel::after_step(bool applied, Stream stream) {
-  if (!counts_.defined()) return;
-  if (applied && options_.router_bias_update_rate != 0)
-    for (Moe* moe : moe_layers_) moe->update_bias(options_.router_bias_update_rate, stream);
-  else
-    zero(counts_, stream);
-}
-
-int64_t GlmModel::num_active_elements() const {
-  int64_t active = 0;
-  for (const Parameter& p : store_.all()) {
-    if (&p == embedding_ || p.name.starts_with(mtp_prefix())) continue;
-    const int64_t n = p.whole_elements();
-    active += p.expert ? n / config_.moe.num_experts * config_.moe.rule.k : n;
-  }
-  return active;
 }
 
 ForwardFlops GlmModel::forward_flops(int64_t tokens) const {

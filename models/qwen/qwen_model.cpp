@@ -11,7 +11,7 @@
 namespace hyscale {
 
 QwenModel::QwenModel(const nlohmann::json& hf_config, const std::string& path, const ModelOptions& options)
-    : hf_config_(hf_config), config_(parse_qwen_config(hf_config, path)) {
+    : LayeredModel(hf_config, 0), config_(parse_qwen_config(hf_config, path)) {
   config_.moe.expert_rank = options.expert_rank;
   config_.moe.expert_ranks = options.expert_ranks;
   if (options.mtp && config_.mtp_layers != 1)
@@ -38,18 +38,9 @@ void QwenModel::prepare(Context& ctx) {
   if (ctx.stage == Stage::warmup) throw UserError("model.stage: warmup is not supported for Qwen3.8; expected sparse");
   if (ctx.ring) throw UserError("parallel.context: Qwen3.8 needs the whole sequence on each rank; expected 1");
   if (ctx.device.is_cuda()) throw UserError("run.device: Qwen3.8 runs on the CPU alone; expected cpu");
-  if (inv_freq_.defined()) return;
-  const std::vector<float> host = rope_inverse_frequencies(config_.rope_theta, config_.attention.rope_dim);
-  const size_t frequency_bytes = (host.size() * sizeof(float) + 255) / 256 * 256;
-  const int64_t layers = static_cast<int64_t>(moe_layers_.size()), experts = config_.moe.num_experts;
-  constants_ = Buffer(ctx.device, frequency_bytes + static_cast<size_t>(layers * experts) * sizeof(int64_t), "rope frequencies and expert counters");
-  inv_freq_ = Tensor(constants_.data(), DType::f32, ctx.device, {static_cast<int64_t>(host.size())});
-  copy_bytes(inv_freq_.raw(), ctx.device, host.data(), Device{}, host.size() * sizeof(float), ctx.stream);
-  synchronize(ctx.device, ctx.stream);
-  char* counters = ctx.device.is_meta() ? nullptr : static_cast<char*>(constants_.data()) + frequency_bytes;
-  counts_ = Tensor(counters, DType::i64, ctx.device, {layers, experts});
-  zero(counts_, ctx.stream);
-  for (int64_t i = 0; i < layers; ++i) moe_layers_[static_cast<size_t>(i)]->bind(static_cast<size_t>(i), counts_.select(0, i));
+  if (has_constants()) return;
+  const std::vector<float> frequencies[] = {rope_inverse_frequencies(config_.rope_theta, config_.attention.rope_dim)};
+  inv_freq_ = make_constants(ctx, frequencies)[0];
 }
 
 // The embedding in every stream.
@@ -143,20 +134,6 @@ Tensor QwenModel::logits(Context& ctx, Arena& out) {
   GatedResidual::Saved saved;
   scratch_gemm(ctx, head_->forward(ctx, x, saved), lm_head_->value, logits, false, true);
   return logits;
-}
-
-void QwenModel::after_step(bool, Stream stream) {
-  if (counts_.defined()) zero(counts_, stream);
-}
-
-int64_t QwenModel::num_active_elements() const {
-  int64_t active = 0;
-  for (const Parameter& p : store_.all()) {
-    if (&p == embedding_ || p.name.starts_with(mtp_prefix()) || p.name.ends_with("ngram_embedding.weight")) continue;
-    const int64_t n = p.whole_elements();
-    active += p.expert ? n / config_.moe.num_experts * config_.moe.rule.k : n;
-  }
-  return active;
 }
 
 ForwardFlops QwenModel::forward_flops(int64_t tokens) const {
