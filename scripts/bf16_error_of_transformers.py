@@ -3,8 +3,9 @@
 
     scripts/bf16_error_of_transformers.py [cpu|cuda]
 
-What golden-check --device cuda --replay-golden-selections prints for HyScale is to be read beside these figures: relative L2
-errors of the logits and of the gradients of the LM loss (the indexer has none). Needs torch and transformers >= 5.17.
+Relative L2 errors of the logits and of the gradients of the LM loss (the indexer has none), under bf16 autocast. Experts are
+chosen by the run itself, while golden-check --device cuda --replay-golden-selections replays the reference's: the two do not
+compare like with like where a choice falls otherwise. Needs torch and transformers >= 5.17.
 """
 import pathlib
 import sys
