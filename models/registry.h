@@ -15,7 +15,7 @@ struct ModelOptions {
   int expert_rank = 0, expert_ranks = 1;  // this rank's place among those that share out the experts
 };
 
-// Throws UserError naming `path` for an unknown model_type or a configuration that is not implemented.
+// Throws UserError naming `path` for an unknown model_type or a configuration that would change the mathematics beyond what the family computes.
 std::unique_ptr<Model> make_model(const nlohmann::json& hf_config, const std::string& path, const ModelOptions&);
 
 // Reads a config.json. Throws UserError naming the path when it is missing or no JSON.
