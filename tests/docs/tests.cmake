@@ -1,0 +1,15 @@
+# The commands of every page, docs.<page>: tests/docs/run_page.sh. Ranks of a page may be more than cores.
+set(docs_environment OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_rmaps_base_oversubscribe=1)
+set(docs_of_minutes quickstart)
+file(GLOB pages CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/README.md ${CMAKE_SOURCE_DIR}/docs/*.md)
+foreach(page ${pages})
+  cmake_path(GET page STEM name)
+  add_test(NAME docs.${name} COMMAND ${CMAKE_CURRENT_LIST_DIR}/run_page.sh ${CMAKE_BINARY_DIR} ${page} $<$<BOOL:${HYSCALE_HAS_CUDA}>:cuda>)
+  set_tests_properties(docs.${name} PROPERTIES TIMEOUT 300 ENVIRONMENT "${docs_environment}")
+  if(name IN_LIST docs_of_minutes)
+    set_tests_properties(docs.${name} PROPERTIES LABELS long)
+  endif()
+endforeach()
+add_test(NAME docs COMMAND ${CMAKE_CURRENT_LIST_DIR}/check_run_page.sh ${CMAKE_BINARY_DIR})
+set_tests_properties(docs PROPERTIES TIMEOUT 60)
