@@ -42,10 +42,11 @@ said_by() { # program, next word
     scripts/* | tests/*)
       cat "$1"
       for p in $(grep -oE 'hyscale-(train|data|bench)|layout_check|golden-check' "$1" | sort -u); do for b in build/src/tools build/tests; do [[ ! -x $b/$p ]] || "$b/$p" --help; done; done ;;
+    cmake) cmake --help; cmake --build || true ;;  # without a folder it names its options
     *) "$1" --help ;;
   esac 2>&1
 }
-of_other_machines=" sbatch squeue scancel nsys nvidia-smi "
+of_other_machines=" sbatch nsys tensorboard "
 check() { # block, kind, place
   bash -n "$1" || fail "$3: syntax"
   local line words i word program next text
