@@ -10,13 +10,14 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
 struct Sizes {
-  int64_t tokens, documents, key_heads, value_heads, dk, dv, chunk;
+  int64_t tokens, documents;
+  int key_heads, value_heads, dk, dv, chunk;
   template <typename Op>
   explicit Sizes(const Op& g)
-      : tokens(g.q.size(0)), documents(g.document_starts.size(0) - 1), key_heads(g.q.size(1)), value_heads(g.v.size(1)), dk(g.q.size(2)), dv(g.v.size(2)),
-        chunk(std::min(g.chunk, std::max<int64_t>(1, g.q.size(0)))) {}
-  __host__ __device__ int64_t group() const { return value_heads / key_heads; }
-  __host__ __device__ int64_t state() const { return dk * dv; }
+      : tokens(g.q.size(0)), documents(g.document_starts.size(0) - 1), key_heads(static_cast<int>(g.q.size(1))), value_heads(static_cast<int>(g.v.size(1))),
+        dk(static_cast<int>(g.q.size(2))), dv(static_cast<int>(g.v.size(2))), chunk(static_cast<int>(std::min(g.chunk, std::max<int64_t>(1, g.q.size(0))))) {}
+  __host__ __device__ int group() const { return value_heads / key_heads; }
+  __host__ __device__ int64_t state() const { return int64_t{dk} * dv; }
   // Document d's chunks are numbered from starts[d] / chunk + d on: every document may end in the middle of one.
   __host__ __device__ int64_t most_chunks() const { return tokens / chunk + documents; }
 };
@@ -33,15 +34,15 @@ struct Inputs {
 
 // Advances a column of the state, `step` apart, by one token; returns beta (v - a S^T k), what is written along k. out: o of this column, or absent.
 template <typename T>
-__device__ float advance(float* column, int64_t step, const T* q, const T* k, float v, float decay, float beta, int64_t dk, float* out, float* miss) {
+__device__ float advance(float* column, int step, const T* q, const T* k, float v, float decay, float beta, int dk, float* out, float* miss) {
   float read = 0, o = 0;
-  for (int64_t i = 0; i < dk; ++i) {
+  for (int i = 0; i < dk; ++i) {
     const float s = column[i * step] *= decay;
     read += s * to_f32(k[i]);
   }
   *miss = v - read;
   const float written = beta * *miss;
-  for (int64_t i = 0; i < dk; ++i) {
+  for (int i = 0; i < dk; ++i) {
     const float s = column[i * step] += to_f32(k[i]) * written;
     if (out) o += s * to_f32(q[i]);
   }
@@ -53,16 +54,16 @@ __device__ float advance(float* column, int64_t step, const T* q, const T* k, fl
 template <typename T>
 __global__ void __launch_bounds__(32) forward_kernel(Inputs<T> x, HeadRows<T> o, bool with_out, float* states, Sizes n) {
   extern __shared__ float shared[];  // [Dk, 32]
-  const int64_t head = blockIdx.y, column = static_cast<int64_t>(blockIdx.z) * 32 + threadIdx.x;
+  const int head = static_cast<int>(blockIdx.y), column = static_cast<int>(blockIdx.z * 32 + threadIdx.x);
   if (column >= n.dv) return;
   float* state = shared + threadIdx.x;
   for (int64_t document = blockIdx.x; document < n.documents; document += gridDim.x) {
     const int64_t begin = x.starts[document], end = x.starts[document + 1];
-    for (int64_t i = 0; i < n.dk; ++i) state[i * 32] = 0;
+    for (int i = 0; i < n.dk; ++i) state[i * 32] = 0;
     for (int64_t t = begin; t < end; ++t) {
       if (states && (t - begin) % n.chunk == 0) {
         float* to = states + ((begin / n.chunk + document + (t - begin) / n.chunk) * n.value_heads + head) * n.state() + column;
-        for (int64_t i = 0; i < n.dk; ++i) to[i * n.dv] = state[i * 32];
+        for (int i = 0; i < n.dk; ++i) to[i * n.dv] = state[i * 32];
       }
       const int64_t gate = t * n.value_heads + head;
       float out, miss;
@@ -85,7 +86,7 @@ BackwardMemory take_memory(Workspace& w, const Sizes& n) {
   m.states = w.take<float>(n.most_chunks() * n.value_heads * n.state());
   for (float** p : {&m.dq, &m.dk}) *p = w.take<float>(n.tokens * n.value_heads * n.dk);
   m.before = w.take<float>(n.value_heads * (n.chunk + 1) * n.state());
-  for (float** p : {&m.written, &m.misses}) *p = w.take<float>(n.value_heads * n.chunk * n.dv);
+  for (float** p : {&m.written, &m.misses}) *p = w.take<float>(int64_t{n.value_heads} * n.chunk * n.dv);
   m.dstate = w.take<float>(n.value_heads * n.state());
   m.dread = w.take<float>(n.value_heads * n.dv);
   return m;
@@ -93,17 +94,20 @@ BackwardMemory take_memory(Workspace& w, const Sizes& n) {
 size_t floats(int64_t count) { return aligned_bytes(static_cast<size_t>(count) * sizeof(float)); }
 size_t memory_bytes(const Sizes& n) {
   return floats(n.most_chunks() * n.value_heads * n.state()) + 2 * floats(n.tokens * n.value_heads * n.dk) + floats(n.value_heads * (n.chunk + 1) * n.state()) +
-         2 * floats(n.value_heads * n.chunk * n.dv) + floats(n.value_heads * n.state()) + floats(n.value_heads * n.dv);
+         2 * floats(int64_t{n.value_heads} * n.chunk * n.dv) + floats(n.value_heads * n.state()) + floats(n.value_heads * n.dv);
 }
 
 // The states of `rows` tokens from `first` on; each thread makes its columns.
 template <typename T>
-__device__ __noinline__ void remake_states(const Inputs<T>& x, const Sizes& n, int64_t head, int64_t first, int64_t rows, const float* start, float* before, float* written, float* misses) {
-  for (int64_t column = threadIdx.x; column < n.dv; column += kThreads) {
-    for (int64_t i = 0; i < n.dk; ++i) before[i * n.dv + column] = start[i * n.dv + column];
-    for (int64_t r = 0; r < rows; ++r) {
+__device__ void remake_states(const Inputs<T>& x, const Sizes& n, int head, int64_t first, int rows, const float* start, float* before, float* written, float* misses) {
+#pragma unroll 1
+  for (int column = static_cast<int>(threadIdx.x); column < n.dv; column += kThreads) {
+#pragma unroll 1
+    for (int i = 0; i < n.dk; ++i) before[i * n.dv + column] = start[i * n.dv + column];
+#pragma unroll 1
+    for (int r = 0; r < rows; ++r) {
       float *from = before + r * n.state() + column, *to = from + n.state(), miss;
-      for (int64_t i = 0; i < n.dk; ++i) to[i * n.dv] = from[i * n.dv];
+      for (int i = 0; i < n.dk; ++i) to[i * n.dv] = from[i * n.dv];
       const int64_t t = first + r, gate = t * n.value_heads + head;
       written[r * n.dv + column] = advance<T>(to, n.dv, nullptr, x.k(t, head / n.group()), to_f32(x.v(t, head)[column]), expf(x.log_decay[gate]), x.beta[gate], n.dk, nullptr, &miss);
       misses[r * n.dv + column] = miss;
@@ -115,17 +119,19 @@ __device__ __noinline__ void remake_states(const Inputs<T>& x, const Sizes& n, i
 //   dq = scale S_t dO;  dS_t += scale q dO^T;  de = dS_t^T k;  dv = beta de;  dbeta = de . (v - P^T k);  dP = dS_t - k (beta de)^T
 //   dk = dS_t e - P (beta de);  dlog_decay = dP . P;  dS_{t-1} = a dP
 template <typename T>
-__device__ __noinline__ void backward_token(const Inputs<T>& x, const Sizes& n, int64_t head, int64_t t, const float* before, const float* written, const float* misses, const T* dout, T* dv, float* dq,
+__device__ void backward_token(const Inputs<T>& x, const Sizes& n, int head, int64_t t, const float* before, const float* written, const float* misses, const T* dout, T* dv, float* dq,
                                float* dk, float* dstate, float* dread, float* dlog_decay, float* dbeta) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t gate = t * n.value_heads + head;
   const float decay = expf(x.log_decay[gate]), beta = x.beta[gate];
   const T *q = x.q(t, head / n.group()), *k = x.k(t, head / n.group());
   const float* after = before + n.state();
-  for (int64_t i = warp; i < n.dk; i += kWarps) {
+#pragma unroll 1
+  for (int i = warp; i < n.dk; i += kWarps) {
     const float query = x.scale * to_f32(q[i]);
     float of_q = 0, of_k = 0;
-    for (int64_t j = lane; j < n.dv; j += 32) {
+#pragma unroll 2
+    for (int j = lane; j < n.dv; j += 32) {
       const float d = to_f32(dout[j]), moved = dstate[i * n.dv + j] += query * d;
       of_q += after[i * n.dv + j] * d;
       of_k += moved * written[j];
@@ -135,9 +141,11 @@ __device__ __noinline__ void backward_token(const Inputs<T>& x, const Sizes& n, 
   }
   __syncthreads();
   float of_beta = 0;
-  for (int64_t j = threadIdx.x; j < n.dv; j += kThreads) {
+#pragma unroll 1
+  for (int j = static_cast<int>(threadIdx.x); j < n.dv; j += kThreads) {
     float de = 0;
-    for (int64_t i = 0; i < n.dk; ++i) de += dstate[i * n.dv + j] * to_f32(k[i]);
+#pragma unroll 1
+    for (int i = 0; i < n.dk; ++i) de += dstate[i * n.dv + j] * to_f32(k[i]);
     dv[j] = from_f32<T>(beta * de);
     dread[j] = -beta * de;
     of_beta += de * misses[j];
@@ -145,10 +153,12 @@ __device__ __noinline__ void backward_token(const Inputs<T>& x, const Sizes& n, 
   of_beta = block_sum<kThreads>(of_beta);
   __syncthreads();
   float of_decay = 0;
-  for (int64_t i = warp; i < n.dk; i += kWarps) {
+#pragma unroll 1
+  for (int i = warp; i < n.dk; i += kWarps) {
     const float key = to_f32(k[i]);
     float of_k = 0;
-    for (int64_t j = lane; j < n.dv; j += 32) {
+#pragma unroll 2
+    for (int j = lane; j < n.dv; j += 32) {
       const float p = decay * before[i * n.dv + j], dp = dstate[i * n.dv + j] + key * dread[j];
       of_k += p * dread[j];
       of_decay += dp * p;
@@ -164,18 +174,19 @@ __device__ __noinline__ void backward_token(const Inputs<T>& x, const Sizes& n, 
 
 // One block per value head.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) backward_kernel(Inputs<T> x, HeadRows<T> dout, HeadRows<T> dv, float* dlog_decay, float* dbeta, BackwardMemory m, Sizes n) {
-  const int64_t head = blockIdx.x;
-  float *before = m.before + head * (n.chunk + 1) * n.state(), *written = m.written + head * n.chunk * n.dv, *misses = m.misses + head * n.chunk * n.dv;
+__global__ void __launch_bounds__(kThreads, 1) backward_kernel(Inputs<T> x, HeadRows<T> dout, HeadRows<T> dv, float* dlog_decay, float* dbeta, BackwardMemory m, Sizes n) {
+  const int head = static_cast<int>(blockIdx.x);
+  float *before = m.before + int64_t{head} * (n.chunk + 1) * n.state(), *written = m.written + int64_t{head} * n.chunk * n.dv, *misses = m.misses + int64_t{head} * n.chunk * n.dv;
   float *dstate = m.dstate + head * n.state(), *dread = m.dread + head * n.dv;
   for (int64_t document = 0; document < n.documents; ++document) {
     const int64_t begin = x.starts[document], chunks = (x.starts[document + 1] - begin + n.chunk - 1) / n.chunk;
     for (int64_t i = threadIdx.x; i < n.state(); i += kThreads) dstate[i] = 0;
     for (int64_t c = chunks; c-- > 0;) {
-      const int64_t first = begin + c * n.chunk, rows = min(n.chunk, x.starts[document + 1] - first);
+      const int64_t first = begin + c * n.chunk, left = x.starts[document + 1] - first;
+      const int rows = left < n.chunk ? static_cast<int>(left) : n.chunk;
       remake_states(x, n, head, first, rows, m.states + ((begin / n.chunk + document + c) * n.value_heads + head) * n.state(), before, written, misses);
       __syncthreads();
-      for (int64_t r = rows; r-- > 0;) {
+      for (int r = rows; r-- > 0;) {
         const int64_t t = first + r, row = (t * n.value_heads + head) * n.dk;
         backward_token(x, n, head, t, before + r * n.state(), written + r * n.dv, misses + r * n.dv, dout(t, head), dv(t, head), m.dq + row, m.dk + row, dstate, dread, dlog_decay, dbeta);
       }

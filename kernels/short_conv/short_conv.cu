@@ -115,17 +115,17 @@ __global__ void __launch_bounds__(kThreads) short_conv_backward_kernel(const T* 
   }
 }
 
-// Calls function(T{}, W{}, taps, width) with the dtypes of x and weight, room for the taps, and the channels of a thread, the latter two as constants.
+// Calls function(T{}, W{}, taps, width) with the dtypes of x and weight, room for the taps, and the channels of a thread, the latter two
+// as constants.
 template <typename Conv, typename Function, typename... Tensors>
 void with_kinds(const Conv& c, const char* op, Function function, const Tensors&... rows) {
   HYSCALE_CHECK(c.weight.size(1) <= kMostTaps && c.weight.is_contiguous(), "weight ", to_string(c.weight), "; contiguous and at most ", kMostTaps, " taps on CUDA");
-  const bool pairs = common_pack(c.x.size(1), rows...) == 8;
   with_float_type(c.x.dtype(), op, [&](auto type) {
     with_float_type(c.weight.dtype(), op, [&](auto weight_type) {
-      const auto of_taps = [&](auto taps) {
-        pairs ? function(type, weight_type, taps, std::integral_constant<int, 2>{}) : function(type, weight_type, taps, std::integral_constant<int, 1>{});
-      };
-      c.weight.size(1) <= 4 ? of_taps(std::integral_constant<int, 4>{}) : of_taps(std::integral_constant<int, kMostTaps>{});
+      constexpr std::integral_constant<int, 1> one;
+      if (c.weight.size(1) > 4) return function(type, weight_type, std::integral_constant<int, kMostTaps>{}, one);
+      constexpr std::integral_constant<int, 4> four;
+      common_pack(c.x.size(1), rows...) == 8 ? function(type, weight_type, four, std::integral_constant<int, 2>{}) : function(type, weight_type, four, one);
     });
   });
 }
