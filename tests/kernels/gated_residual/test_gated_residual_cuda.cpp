@@ -47,7 +47,9 @@ TEST(GatedResidualCuda, WriteIsAsOnTheCpu) {
           EXPECT_AS_ON_CPU(alone, test::kBf16);
           EXPECT_TRUE(test::same_bits(in_place.download(), out.download()));
           EXPECT_AS_ON_CPU(dy, test::kBf16);
-          if (weighted) EXPECT_AS_ON_CPU(dlogits, test::kF32);
+          if (weighted) {
+            EXPECT_AS_ON_CPU(dlogits, test::kF32);
+          }
         }
 }
 
