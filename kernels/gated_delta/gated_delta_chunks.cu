@@ -195,7 +195,7 @@ __device__ __forceinline__ float decay_between(const float* sums, int i, int j) 
 constexpr size_t kPrepareBytes = 2 * kRowsOf * 2 + 2 * kSquare * 2 + 2 * kChunk * kStep * 4 + 1280 * 4 + 2 * kChunk * 4;
 
 // U, W, G and, for backward, T. Grid: slots, value heads.
-__global__ void __launch_bounds__(kThreads) prepare_kernel(Inputs x, Memory m, Sizes n) {
+__global__ void __launch_bounds__(kThreads, 2) prepare_kernel(Inputs x, Memory m, Sizes n) {
   const ChunkPlace c = place_of(x, n, blockIdx.x);
   if (c.rows == 0) return;
   const int head = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x);
@@ -258,21 +258,26 @@ __device__ __forceinline__ void scale_part(Part<8>& d, float factor) {
 constexpr size_t kScanStage = 2 * kRowsOf * 2 + kSquare * 2, kScanBytes = 2 * kScanStage + kDim * 64 * 2 + 2 * kChunk * 4;
 
 // States at chunk starts, and V' in place of U. Grid: halves of the columns, value heads, documents.
-__global__ void __launch_bounds__(kThreads) scan_kernel(Inputs x, Memory m, Sizes n) {
+__global__ void __launch_bounds__(kThreads, 1) scan_kernel(Inputs x, Memory m, Sizes n) {
   const int half = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x);
   Shared shared{dynamic_memory};
   struct Stage {
     Tile<128> w, k;
     Tile<64> u;
-  } stages[2];
-  for (Stage& s : stages) s = {shared.tile<128>(kChunk), shared.tile<128>(kChunk), shared.tile<64>(kChunk)};
+    __device__ Stage(Shared from, int64_t i) {
+      from.next += i % 2 * kScanStage;
+      w = from.tile<128>(kChunk), k = from.tile<128>(kChunk), u = from.tile<64>(kChunk);
+    }
+  };
+  const Shared stages = shared;
+  shared.next += 2 * kScanStage;
   const Tile<64> state_tile = shared.tile<64>(kDim);
   float* sums = shared.floats(2 * kChunk);
   const Warp warp;
   for (int64_t document = blockIdx.z; document < n.documents; document += gridDim.z) {
     const int64_t begin = x.starts[document], length = x.starts[document + 1] - begin, slot = begin / kChunk + document, chunks = (length + kChunk - 1) / kChunk;
     const auto load = [&](int64_t i) {
-      const Stage& s = stages[i % 2];
+      const Stage s(stages, i);
       const int64_t at = (slot + i) * n.value_heads + head, left = length - i * kChunk;
       tiles::copy_rows(s.w, m.w + at * kRowsOf, kDim, kChunk);
       tiles::copy_rows(s.k, x.k(begin + i * kChunk, head / n.group()), x.k.token_step, static_cast<int>(left < kChunk ? left : kChunk));
@@ -283,7 +288,7 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(Inputs x, Memory m, Size
     __syncthreads();
     if (chunks > 0) load(0);
     for (int64_t i = 0; i < chunks; ++i) {
-      const Stage& s = stages[i % 2];
+      const Stage s(stages, i);
       const float* g = sums + i % 2 * kChunk;
       const int64_t at = (slot + i) * n.value_heads + head;
       hopper::copies_done();
@@ -309,7 +314,7 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(Inputs x, Memory m, Size
 constexpr size_t kOutputBytes = 3 * kRowsOf * 2 + kState * 2 + kSquare * 2 + 2 * kChunk * 4;
 
 // Grid: slots, value heads.
-__global__ void __launch_bounds__(kThreads) output_kernel(Inputs x, HeadRows<bf16> o, Memory m, Sizes n) {
+__global__ void __launch_bounds__(kThreads, 2) output_kernel(Inputs x, HeadRows<bf16> o, Memory m, Sizes n) {
   const ChunkPlace c = place_of(x, n, blockIdx.x);
   if (c.rows == 0) return;
   const int head = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x);
@@ -346,7 +351,7 @@ __global__ void __launch_bounds__(kThreads) output_kernel(Inputs x, HeadRows<bf1
 constexpr size_t kLocalBytes = 3 * kRowsOf * 2 + kSquare * 2 + kChunk * 4;
 
 // dV' by the chunk's own outputs: scale E0^T dO. Grid: slots, value heads.
-__global__ void __launch_bounds__(kThreads) local_kernel(Inputs x, HeadRows<bf16> dout, Memory m, Sizes n) {
+__global__ void __launch_bounds__(kThreads, 2) local_kernel(Inputs x, HeadRows<bf16> dout, Memory m, Sizes n) {
   const ChunkPlace c = place_of(x, n, blockIdx.x);
   if (c.rows == 0) return;
   const int head = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x);
@@ -378,21 +383,26 @@ __global__ void __launch_bounds__(kThreads) local_kernel(Inputs x, HeadRows<bf16
 constexpr size_t kReverseStage = 3 * kRowsOf * 2 + 2 * kSquare * 2, kReverseBytes = 2 * kReverseStage + kDim * 64 * 2 + 2 * kChunk * 4;
 
 // dS of what follows each chunk, and dV' in place of its local part. Grid: halves of the columns, value heads, documents.
-__global__ void __launch_bounds__(kThreads) reverse_scan_kernel(Inputs x, HeadRows<bf16> dout, Memory m, Sizes n) {
+__global__ void __launch_bounds__(kThreads, 1) reverse_scan_kernel(Inputs x, HeadRows<bf16> dout, Memory m, Sizes n) {
   const int half = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x);
   Shared shared{dynamic_memory};
   struct Stage {
     Tile<128> w, k, q;
     Tile<64> dv, dout;
-  } stages[2];
-  for (Stage& s : stages) s = {shared.tile<128>(kChunk), shared.tile<128>(kChunk), shared.tile<128>(kChunk), shared.tile<64>(kChunk), shared.tile<64>(kChunk)};
+    __device__ Stage(Shared from, int64_t i) {
+      from.next += i % 2 * kReverseStage;
+      w = from.tile<128>(kChunk), k = from.tile<128>(kChunk), q = from.tile<128>(kChunk), dv = from.tile<64>(kChunk), dout = from.tile<64>(kChunk);
+    }
+  };
+  const Shared stages = shared;
+  shared.next += 2 * kReverseStage;
   const Tile<64> state_tile = shared.tile<64>(kDim);
   float* sums = shared.floats(2 * kChunk);
   const Warp warp;
   for (int64_t document = blockIdx.z; document < n.documents; document += gridDim.z) {
     const int64_t begin = x.starts[document], length = x.starts[document + 1] - begin, slot = begin / kChunk + document, chunks = (length + kChunk - 1) / kChunk;
     const auto load = [&](int64_t i) {
-      const Stage& s = stages[i % 2];
+      const Stage s(stages, i);
       const int64_t at = (slot + i) * n.value_heads + head, left = length - i * kChunk, first = begin + i * kChunk;
       const int rows = static_cast<int>(left < kChunk ? left : kChunk);
       tiles::copy_rows(s.w, m.w + at * kRowsOf, kDim, kChunk);
@@ -406,7 +416,7 @@ __global__ void __launch_bounds__(kThreads) reverse_scan_kernel(Inputs x, HeadRo
     __syncthreads();
     if (chunks > 0) load(chunks - 1);
     for (int64_t i = chunks; i-- > 0;) {
-      const Stage& s = stages[i % 2];
+      const Stage s(stages, i);
       const float* g = sums + i % 2 * kChunk;
       const int64_t at = (slot + i) * n.value_heads + head;
       hopper::copies_done();

@@ -64,7 +64,7 @@ enum class Lies { along, across };
 template <int kDepth, Lies kA, Lies kB, int kTiles, int kColumnsA, int kColumnsB>
 __device__ __forceinline__ void add_product(Part<kTiles>& d, Tile<kColumnsA> a, int row, Tile<kColumnsB> b, int column) {
   const int lane = static_cast<int>(threadIdx.x) % 32, in = lane % 8, low = lane / 8 % 2, high = lane / 16;
-#pragma unroll
+#pragma unroll 2
   for (int k = 0; k < kDepth; k += 16) {
     uint32_t x[4], y[4];
     if constexpr (kA == Lies::along) load_matrices<false>(x, a.piece(row + in + low * 8, k / 8 + high));
