@@ -54,7 +54,7 @@ class Printer {
   template <typename T, typename Visit>
   void map(const char* name, std::map<std::string, T>& values, Choices, const char*, Visit visit) {
     section(name, "", [&](Printer& p) {
-      for (auto& [key, item] : values) p.section(key.c_str(), "", [&](Printer& fields) { visit(fields, item); });
+      for (auto& item : values) p.section(item.first.c_str(), "", [&](Printer& fields) { visit(fields, item.second); });
     });
   }
 
