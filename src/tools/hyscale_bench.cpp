@@ -48,6 +48,7 @@ struct KernelCommands {
         loss(app.add_subcommand("loss", "the index loss, beside attention backward")),
         layer(app.add_subcommand("layer", "a layer of one rank: forward, recomputation, backward; and the same with a score table")) {
     attention->add_option("--queries", queries)->check(CLI::Range(64, 1 << 20))->capture_default_str();
+    attention->add_option("--family", family, "glm (latent rows) or qwen (blocks of tokens)")->check(CLI::IsMember({"glm", "qwen"}))->capture_default_str();
     loss->add_option("--queries", queries)->check(CLI::Range(64, 1 << 20))->capture_default_str();
     topk->add_option("--only", only, "cases whose name contains this");
     layer->add_option("--family", family, "glm (GLM-5.1) or deepseek_v4 (its CSA layer)")->check(CLI::IsMember({"glm", "deepseek_v4"}))->capture_default_str();
@@ -60,7 +61,7 @@ struct KernelCommands {
     std::vector<bench::Row> rows;
     if (topk->parsed()) rows = bench::topk_benchmark(quick, only);
     if (dense->parsed()) rows = bench::dense_benchmark(quick);
-    if (attention->parsed()) rows = bench::attention_benchmark(queries, false);
+    if (attention->parsed()) rows = family == "qwen" ? bench::block_attention_benchmark(queries) : bench::attention_benchmark(queries, false);
     if (loss->parsed()) rows = bench::attention_benchmark(queries, true);
     if (layer->parsed()) {
       if (tokens % (256 * ranks) != 0) throw UserError(concat("--tokens ", tokens, " is no multiple of 256 x ", ranks, " ranks"));
