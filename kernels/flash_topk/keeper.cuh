@@ -72,12 +72,21 @@ struct Keeper {
 #pragma unroll
         for (int j = 0; j < kMine; ++j)
           if (mine[g][j] > least[g]) above |= 1u << (g * kMine + j);
-      if (!__any_sync(~0u, take & ~above)) {
-        append_many(mine, take, first_key);
-        return;
-      }
+      if (__any_sync(~0u, take & ~above)) take &= ~late_equals(mine, least, number, first_key);
+      if (!__any_sync(~0u, take & ~above)) return append_many(mine, take, first_key);
     }
     append_each(task.first_query, number, take, slot, first_key);
+  }
+  // Equals of thresholds, where these speak of earlier keys: on a plateau they are many.
+  __device__ __forceinline__ uint32_t late_equals(const float (&mine)[kGroups][kMine], const float (&least)[kGroups], uint32_t number, int first_key) const {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g)
+      if (const uint64_t threshold = threshold_of(number, query_of(g)); threshold_index(threshold) <= static_cast<int32_t>(p.first_key) + first_key && threshold_score(threshold) == least[g])
+#pragma unroll
+        for (int j = 0; j < kMine; ++j)
+          if (mine[g][j] == least[g]) bits |= 1u << (g * kMine + j);
+    return bits;
   }
   // Predicates, since branches of few lanes cost more than what they skip.
   __device__ __forceinline__ void append_many(const float (&mine)[kGroups][kMine], uint32_t take, int first_key) {
