@@ -88,6 +88,8 @@ BuildReport build_dataset(const BuildOptions& o, const Tokenizer& tokenizer) {
     }
   }
   if (train.num_documents() == 0) throw UserError(concat(o.output, ": the input holds no text for training"));
+  if (validation && validation->num_documents() == 0)
+    throw UserError(concat(o.output, ": a validation fraction of ", o.validation_fraction, " takes none of ", documents, " documents; expected at least ", 1.0 / static_cast<double>(documents), ", or none"));
   train.finish();
   report.documents = train.num_documents();
   report.tokens = train.num_tokens();

@@ -190,6 +190,9 @@ TEST(BuildDataset, ValidationTakesItsShareOfDocuments) {
   const BuildReport r = build_dataset({{f / "x.jsonl"}, f / "set", "text", true, 0.1}, *make_tokenizer("byte"));
   EXPECT_EQ(r.documents, 90);
   EXPECT_EQ(r.validation_documents, 10);
+  EXPECT_CONTAINS(error_of([&] { build_dataset({{f / "x.jsonl"}, f / "none", "text", true, 0.005}, *make_tokenizer("byte")); }),
+                  "none: a validation fraction of 0.005 takes none of 100 documents; expected at least 0.01, or none");
+  EXPECT_FALSE(fs::exists(f / "none.idx"));
 }
 
 // Documents whose tokens say which they are.

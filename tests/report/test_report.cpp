@@ -2,6 +2,7 @@
 #include "report/page.h"
 
 #include <cmath>
+#include <filesystem>
 #include <set>
 #include <sstream>
 
@@ -102,6 +103,29 @@ TEST(Report, HoldsEverySeriesAndParses) {
     EXPECT_CONTAINS(page, "Step 20 of 40, 20,000 tokens, 40 s in steps.");
     EXPECT_CONTAINS(page, "The loss went from 4.0000 to 0.2000");
     EXPECT_CONTAINS(page, "MFU 25.0%");
+  }
+}
+
+// A browser without a window runs the page, and a pointer over the first chart.
+TEST(Report, ABrowserShowsTheChartsAndTheValuesUnderThePointer) {
+  const char* browser = "/usr/bin/chromium";
+  if (!std::filesystem::exists(browser)) GTEST_SKIP() << browser << " is not installed";
+  const TemporaryFolder folder;
+  constexpr const char* pointer = R"(<script>
+const svg = document.querySelector("figure svg"), box = svg.getBoundingClientRect();
+svg.dispatchEvent(new PointerEvent("pointermove", {clientX: box.right - 12, clientY: box.top + box.height / 2}));
+document.body.dataset.drawn = [...document.querySelectorAll("svg")].filter(s => s.getBoundingClientRect().width > 100).length;
+</script>)";
+  for (const int64_t layers : {3, 12}) {
+    const std::string page = report_page(RunHistory(run_folder(folder, "run", lines(20, layers), "train:\n  steps: 40\n")));
+    test::write_file(folder / "page.html", page + pointer);
+    const auto r = run({"/usr/bin/timeout", "60", browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--user-data-dir=" + (folder / "profile"), "--dump-dom",
+                        "file://" + (folder / "page.html")});
+    ASSERT_EQ(r.code, 0) << r.output;
+    EXPECT_FALSE(contains(r.output, "CONSOLE")) << r.output.substr(r.output.find("CONSOLE"), 400);
+    EXPECT_CONTAINS(r.output, "data-drawn=\"20\"");
+    EXPECT_CONTAINS(r.output, "<b>step 20</b>");
+    EXPECT_CONTAINS(r.output, "<span>training</span><em>0.2</em>");
   }
 }
 
