@@ -59,6 +59,7 @@ void table_select(const TableSelect&);
 // Cases whose name contains `only`.
 std::vector<Row> topk_benchmark(bool quick, const std::string& only = "");
 std::vector<Row> dense_benchmark(bool quick);
+std::vector<Row> delta_benchmark(bool quick);
 // GLM's latent shape with 64K and 1M rows, ids random and of neighbours that share; `loss`: of the index loss instead.
 std::vector<Row> attention_benchmark(int64_t queries, bool loss);
 // A layer of `family` (glm, deepseek_v4) as one rank of `ranks` runs it on a sequence of `tokens`: forward, recomputation, backward.
