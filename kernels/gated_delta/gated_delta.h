@@ -25,7 +25,7 @@ struct GatedDelta {
 void gated_delta(const GatedDelta&);
 size_t gated_delta_workspace_bytes(const GatedDelta&);
 
-// Recomputes the states at chunk starts, one head and document at a time.
+// Recomputes the states at chunk starts: on the CPU one head and document at a time, on CUDA all at once.
 struct GatedDeltaBackward {
   Tensor q, k, v, log_decay, beta, document_starts;
   float scale = 1;

@@ -59,6 +59,7 @@ void table_select(const TableSelect&);
 // Cases whose name contains `only`; `kinds`: inputs of many kinds at odd sizes instead of the usual ones.
 std::vector<Row> topk_benchmark(bool quick, bool kinds, const std::string& only);
 std::vector<Row> dense_benchmark(bool quick);
+std::vector<Row> delta_benchmark(bool quick);
 // GLM's latent shape with 64K and 1M rows, ids random and of neighbours that share; `loss`: of the index loss instead.
 std::vector<Row> attention_benchmark(int64_t queries, bool loss);
 // The same for block attention at Qwen3.8's shape.

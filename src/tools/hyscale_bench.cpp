@@ -35,7 +35,7 @@ struct StepCommand {
 
 #ifdef HYSCALE_HAS_CUDA
 struct KernelCommands {
-  CLI::App *topk, *dense, *attention, *loss, *layer;
+  CLI::App *topk, *dense, *delta, *attention, *loss, *layer;
   int64_t queries = 8192, tokens = 1 << 20;
   int ranks = 32;
   std::string family = "glm", only;
@@ -44,6 +44,7 @@ struct KernelCommands {
   explicit KernelCommands(CLI::App& app)
       : topk(app.add_subcommand("topk", "FlashTopK, and scores in a table with a radix select")),
         dense(app.add_subcommand("dense", "the warm-up stage's attention and index loss")),
+        delta(app.add_subcommand("delta", "the gated delta rule forward and backward, beside its roof")),
         attention(app.add_subcommand("attention", "sparse attention forward and backward")),
         loss(app.add_subcommand("loss", "the index loss, beside attention backward")),
         layer(app.add_subcommand("layer", "a layer of one rank: forward, recomputation, backward; and the same with a score table")) {
@@ -62,6 +63,7 @@ struct KernelCommands {
     std::vector<bench::Row> rows;
     if (topk->parsed()) rows = bench::topk_benchmark(quick, kinds, only);
     if (dense->parsed()) rows = bench::dense_benchmark(quick);
+    if (delta->parsed()) rows = bench::delta_benchmark(quick);
     if (attention->parsed()) rows = family == "qwen" ? bench::block_attention_benchmark(queries) : bench::attention_benchmark(queries, false);
     if (loss->parsed()) rows = bench::attention_benchmark(queries, true);
     if (layer->parsed()) {
