@@ -9,7 +9,8 @@ namespace {
 template <typename Op>
 void check_inputs(const Op& a) {
   HYSCALE_CHECK(a.q.rank() == 3 && a.k.rank() == 3 && a.q.is_contiguous() && a.k.is_contiguous() && a.v.is_contiguous(), "q ", to_string(a.q), ", k ", to_string(a.k));
-  check_shape(a.k, "k", {a.q.size(0), -1, a.q.size(2)});
+  check_shape(a.k, "k", {-1, -1, a.q.size(2)});
+  HYSCALE_CHECK(a.blocks.first_row >= 0 && a.k.size(0) >= a.blocks.first_row + a.q.size(0), a.k.size(0), " keys for ", a.q.size(0), " queries from row ", a.blocks.first_row, " on");
   check_shape(a.v, "v", a.k.shape());
   HYSCALE_CHECK(a.k.size(1) >= 1 && a.q.size(1) % a.k.size(1) == 0, a.q.size(1), " query heads, ", a.k.size(1), " key heads");
   check_tensor(a.blocks.positions, "positions", DType::i32, {a.q.size(0)});

@@ -11,7 +11,7 @@ struct KeyScorer {
   Tensor q, weights, begin, end;
 };
 
-// FlashTopK into the store's slot over the keys of all ranks, which arrive together with kv (absent without a ring): as
+// FlashTopK into the store's slot over the keys of all ranks, which arrive together with kv (or without them): as
 // gather_context_rows, whose rows are returned.
 ContextRows select_keys(Context&, int slot, int64_t k, const KeyScorer&, const Tensor& kv, const Tensor& keys, const RowShards* shards = nullptr);
 
