@@ -48,7 +48,7 @@ struct Arguments {
   bool prefetch;  // rows of dkv into L2 ahead of their reductions
 };
 
-enum Barrier { kReady = 1 };
+enum Barrier { kReady = 1, kIds };
 
 __device__ void gather_heads(unsigned char (*to)[kTileBytes], const bf16* from, int width, int heads, int thread) {
   const int piece = thread % 8;
@@ -79,14 +79,19 @@ __device__ void produce(Shared<kDk>& s, const Arguments& a, int count, int threa
   const int piece = thread % 8, first_row = thread / 8;
   const int32_t* indices = a.indices + t * a.k;
   const int tiles = (count + kKeys - 1) / kKeys;
+  const auto id_of = [&](int slot) { return thread < kKeys && slot < count ? __ldg(indices + slot) : -1; };
+  int32_t next = id_of(thread);  // under way before its tile is free
   for (int tile = 0; tile < tiles; ++tile) {
     if (tile > 0) barrier_wait(&s.empty, (tile - 1) & 1);
+    int32_t* ids = s.ids[tile & 3];
+    if (thread < kKeys) ids[thread] = next;
+    if (a.prefetch && next >= 0) prefetch_sums<kDk, kFixed>(a, next);
+    next = id_of((tile + 1) * kKeys + thread);
+    named_sync(kIds, kGroup);
 #pragma unroll 1
     for (int r = 0; r < 4; ++r) {
-      const int row = first_row + 16 * r, slot = tile * kKeys + row;
-      const int32_t id = slot < count ? __ldg(indices + slot) : -1;
-      if (piece == 0) s.ids[tile & 3][row] = id;
-      if (a.prefetch && piece == 0 && id >= 0) prefetch_sums<kDk, kFixed>(a, id);
+      const int row = first_row + 16 * r;
+      const int32_t id = ids[row];
       const bf16* from = a.kv + max(id, 0) * a.kv_stride + piece * 8;
       const uint32_t to = shared_address(s.kv) + tile_offset(row, piece);
 #pragma unroll
