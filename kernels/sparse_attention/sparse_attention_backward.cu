@@ -46,6 +46,7 @@ struct Arguments {
   int heads, k;
   float scale;
   bool prefetch;  // rows of dkv into L2 ahead of their reductions
+  int in_step;    // queries that start together, or 0
 };
 
 enum Barrier { kReady = 1, kIds };
@@ -68,6 +69,14 @@ __device__ __forceinline__ void prefetch_sums(const Arguments& a, int32_t id) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(row), "r"(kBytes) : "memory");
 }
 
+// Selections ascend, so queries that start together pass through the same part of the rows at a time, and its sums stay in L2.
+// Waits until all queries of the groups before have come half of their way: a block that fell behind is caught up with. The
+// wait is bounded, so it is no condition of progress.
+__device__ __forceinline__ void start_in_step(const Arguments& a) {
+  const int before = static_cast<int>(blockIdx.x) / a.in_step * a.in_step;
+  for (int i = 0; i < 2000 && *static_cast<volatile int*>(a.fixed.progress) < before; ++i) __nanosleep(100);
+}
+
 template <int kDk, bool kFixed>
 __device__ void produce(Shared<kDk>& s, const Arguments& a, int count, int thread) {
   const int64_t t = blockIdx.x;
@@ -81,8 +90,10 @@ __device__ void produce(Shared<kDk>& s, const Arguments& a, int count, int threa
   const int tiles = (count + kKeys - 1) / kKeys;
   const auto id_of = [&](int slot) { return thread < kKeys && slot < count ? __ldg(indices + slot) : -1; };
   int32_t next = id_of(thread);  // under way before its tile is free
+  if (kFixed && a.in_step && thread == 0) start_in_step(a);
   for (int tile = 0; tile < tiles; ++tile) {
     if (tile > 0) barrier_wait(&s.empty, (tile - 1) & 1);
+    if (kFixed && a.in_step && thread == 0 && tile == tiles / 2) atomicAdd(a.fixed.progress, 1);
     int32_t* ids = s.ids[tile & 3];
     if (thread < kKeys) ids[thread] = next;
     if (a.prefetch && next >= 0) prefetch_sums<kDk, kFixed>(a, next);
@@ -309,6 +320,7 @@ __global__ void __launch_bounds__(kThreads, 1) backward(const Arguments a) {
   if (a.head_sum)
     for (int j = count + thread; j < a.k; j += kThreads) a.head_sum[t * a.k + j] = 0;
   if (count == 0) {
+    if (kFixed && a.in_step && thread == 0) atomicAdd(a.fixed.progress, 1);
     for (int i = thread; i < a.heads * kDk; i += kThreads) a.dq[t * a.heads * kDk + i] = __float2bfloat16(0.f);
     return;
   }
@@ -337,6 +349,13 @@ __global__ void __launch_bounds__(kThreads, 1) backward(const Arguments a) {
 
 }  // namespace
 
+static int processors() {
+  int device = 0, count = 0;
+  HYSCALE_CHECK(cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess,
+                "asking the device for its multiprocessors");
+  return count;
+}
+
 template <int kDk>
 static void launch_backward(const SparseAttentionBackward& b, FixedRowSums fixed) {
   constexpr size_t kShared = sizeof(Shared<kDk>) + 1024 <= 232448 ? sizeof(Shared<kDk>) + 1024 : 232448;
@@ -345,7 +364,7 @@ static void launch_backward(const SparseAttentionBackward& b, FixedRowSums fixed
   const Arguments a{b.q.data<bf16>(), b.kv.data<bf16>(), b.out.data<bf16>(), b.dout.data<bf16>(), b.selection.indices.i32(),
                     b.selection.counts.i32(), b.lse.f32(), b.dq.data<bf16>(), b.dkv.f32(), b.head_sum.defined() ? b.head_sum.f32() : nullptr,
                     fixed, b.kv.stride(0), b.dkv.stride(0), static_cast<int>(b.q.size(1)), static_cast<int>(b.selection.indices.size(1)), b.scale,
-                    (b.dkv.bytes() >= size_t{1} << 30) != (fixed.sums != nullptr)};
+                    (b.dkv.bytes() >= size_t{1} << 30) != (fixed.sums != nullptr), fixed.progress && b.dkv.bytes() < size_t{1} << 30 ? processors() : 0};
   const auto kernel = fixed.sums ? backward<kDk, true> : backward<kDk, false>;
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
   HYSCALE_CHECK(status == cudaSuccess, kShared, " bytes of shared memory: ", cudaGetErrorString(status));
