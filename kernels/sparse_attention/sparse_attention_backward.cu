@@ -3,9 +3,9 @@
 // rows at a time. With X^T = K Q^T and dP^T = V dO^T (keys are M; each of two warpgroups takes half of the heads):
 //   P = exp(scale X - lse), dX = scale P (dP - delta), delta[h] = dout[h] . out[h]
 //   dq += dX K     d(row) = dX^T Q, and P^T dO in its first Dv columns
-// One warpgroup gathers rows, two make P, dX and dq, which stays in their registers, one makes dkv and sends it
-// off: scores, dq and gathers of the next rows run under its reductions, which take longest. Contributions to a row are summed
-// over all heads before they leave the chip.
+// One warpgroup gathers rows, two make P, dX and dq, which stays in their registers, one makes dkv and sends it off: scores, dq
+// and gathers of the next rows run under its reductions. Contributions to a row are summed over all heads before they leave the
+// chip.
 #include <cuda_runtime.h>
 
 #include "kernels/common/row_sums.cuh"
