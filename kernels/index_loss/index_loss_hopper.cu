@@ -2,8 +2,8 @@
 // goes over them twice. With X = K Q^T (keys are M, heads are N):
 //   first   score[j] = sum_h w[h] relu(X[j, h]); behind the last key the scores become G = grad_scale (r - p)
 //   second  X again, C[j, h] = G[j] w[h] [X > 0] in bf16, dq += C^T K, dkeys(row j) = C Q, dw[h] += G[j] relu(X[j, h])
-// dq stays in registers; rows of dkeys are summed over heads before they leave the chip. What bounds it is the reductions of
-// 512 bytes for each pair.
+// dq stays in registers; rows of dkeys are summed over heads before they leave the chip. Products are issued ahead of what is
+// done with the previous ones: their latency is most of the time.
 #include "kernels/common/hopper.cuh"
 #include "kernels/common/op.h"
 #include "kernels/index_loss/index_loss_cuda.h"
@@ -19,17 +19,17 @@ template <int kHeads>
 struct Shared {
   alignas(1024) unsigned char q[kBlocks][kHeads * 128];
   alignas(1024) unsigned char keys[kStages][kBlocks][kTileBytes];
-  alignas(1024) unsigned char c[kTileBytes];  // [keys][heads], the second half zero for 32 heads
+  alignas(1024) unsigned char c[2][kTileBytes];  // [keys][heads] of even and odd tiles, the second half zero for 32 heads
   float weights[kHeads];
   float dweights[4][kHeads];  // of each warp
   float parts[3][4];          // of sums over the block
-  int32_t ids[kStages][kKeys];
   uint64_t full[kStages], empty[kStages];
-  float scores[];  // [k, up to a multiple of kKeys]
+  float scores[];  // [k, up to a multiple of kKeys]; behind them as many ids, -1 beyond the count
 };
+__host__ __device__ inline int padded(int k) { return (k + kKeys - 1) / kKeys * kKeys; }
 
 template <int kHeads>
-__device__ void produce(Shared<kHeads>& s, const IndexLossArguments& a, const int32_t* indices, int count, int thread) {
+__device__ void produce(Shared<kHeads>& s, const IndexLossArguments& a, const int32_t* ids, int count, int thread) {
   const int tiles = (count + kKeys - 1) / kKeys, piece = thread % 16, first_row = thread / 16;
   const auto publish = [&](int turn) {
     fence_to_async();
@@ -41,8 +41,7 @@ __device__ void produce(Shared<kHeads>& s, const IndexLossArguments& a, const in
 #pragma unroll
     for (int r = 0; r < 8; ++r) {
       const int row = first_row + 8 * r;
-      const int32_t id = first + row < count ? __ldg(indices + first + row) : -1;
-      if (piece == 0) s.ids[stage][row] = id;
+      const int32_t id = ids[first + row];
       copy16(shared_address(s.keys[stage][piece / 8]) + tile_offset(row, piece % 8), a.keys + max(id, 0) * a.keys_stride + piece * 8, id >= 0);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -68,8 +67,9 @@ __device__ __forceinline__ float group_sum(float x, float (&parts)[4], int threa
   return all;
 }
 
+// X of a stage, on its way.
 template <int kHeads>
-__device__ __forceinline__ void products(Shared<kHeads>& s, int stage, float (&x)[kHeads / 2]) {
+__device__ __forceinline__ void begin_products(Shared<kHeads>& s, int stage, float (&x)[kHeads / 2]) {
   pin(x);
   wgmma_begin();
 #pragma unroll
@@ -79,8 +79,23 @@ __device__ __forceinline__ void products(Shared<kHeads>& s, int stage, float (&x
     else wgmma_n64<0, 0>(x, keys, q, kk != 0);
   }
   wgmma_commit();
-  wgmma_wait<0>();
-  pin(x);
+}
+
+// The scores of a tile.
+template <int kHeads>
+__device__ __forceinline__ void write_scores(Shared<kHeads>& s, int tile, const float (&x)[kHeads / 2], int thread) {
+  const int lane = thread % 32, row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float score = 0;
+#pragma unroll
+    for (int j = 0; j < kHeads / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) score = fmaf(fmaxf(x[4 * j + 2 * half + e], 0.f), s.weights[column + 8 * j + e], score);
+    score += __shfl_xor_sync(~0u, score, 1);
+    score += __shfl_xor_sync(~0u, score, 2);
+    if (lane % 4 == 0) s.scores[tile * kKeys + row + 8 * half] = score;
+  }
 }
 
 // Scores become the gradient; returns KL(p || r).
@@ -119,23 +134,24 @@ template <int kHeads, bool kFixed>
 __device__ void consume(Shared<kHeads>& s, const IndexLossArguments& a, int count, int thread) {
   const int64_t t = blockIdx.x;
   const int tiles = (count + kKeys - 1) / kKeys, lane = thread % 32, warp = thread / 32, row = warp * 16 + lane / 4, column = lane % 4 * 2;
-  int turn = 0;
-  for (int tile = 0; tile < tiles; ++tile, ++turn) {
-    float x[kHeads / 2];
-    barrier_wait(&s.full[turn % kStages], turn / kStages & 1);
-    products(s, turn % kStages, x);
-    barrier_arrive(&s.empty[turn % kStages]);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float score = 0;
-#pragma unroll
-      for (int j = 0; j < kHeads / 8; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) score = fmaf(fmaxf(x[4 * j + 2 * half + e], 0.f), s.weights[column + 8 * j + e], score);
-      score += __shfl_xor_sync(~0u, score, 1);
-      score += __shfl_xor_sync(~0u, score, 2);
-      if (lane % 4 == 0) s.scores[tile * kKeys + row + 8 * half] = score;
-    }
+  const int32_t* ids = reinterpret_cast<const int32_t*>(s.scores + padded(a.k));
+  const auto await = [&](int turn) { barrier_wait(&s.full[turn % kStages], turn / kStages & 1); };
+  for (int tile = 0; tile < tiles; tile += 2) {  // two at a time, scores under the products of the second
+    const bool two = tile + 1 < tiles;
+    float x[2][kHeads / 2];
+    await(tile);
+    if (two) await(tile + 1);
+    begin_products(s, tile % kStages, x[0]);
+    begin_products(s, (two ? tile + 1 : tile) % kStages, x[1]);
+    wgmma_wait<1>();
+    pin(x[0]);
+    write_scores(s, tile, x[0], thread);
+    wgmma_wait<0>();
+    pin(x[1]);
+    barrier_arrive(&s.empty[tile % kStages]);
+    if (!two) break;
+    barrier_arrive(&s.empty[(tile + 1) % kStages]);
+    write_scores(s, tile + 1, x[1], thread);
   }
   named_sync(1, kGroup);
   const float loss = divergence(s, a, a.head_sum + t * a.k, count, thread);
@@ -144,12 +160,15 @@ __device__ void consume(Shared<kHeads>& s, const IndexLossArguments& a, int coun
   named_sync(1, kGroup);
 
   float dq[kBlocks][32] = {}, dweights[kHeads / 4] = {};
-  for (int tile = 0; tile < tiles; ++tile, ++turn) {
-    const int stage = turn % kStages;
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int turn = tiles + tile, stage = turn % kStages;
+    unsigned char* coefficients = s.c[tile & 1];
     {
       float x[kHeads / 2];
-      barrier_wait(&s.full[stage], turn / kStages & 1);
-      products(s, stage, x);
+      await(turn);
+      begin_products(s, stage, x);
+      wgmma_wait<0>();
+      pin(x);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int key = row + 8 * half;
@@ -163,38 +182,46 @@ __device__ void consume(Shared<kHeads>& s, const IndexLossArguments& a, int coun
             c[e] = product > 0 ? g * s.weights[column + 8 * j + e] : 0.f;
             dweights[2 * j + e] = fmaf(g, fmaxf(product, 0.f), dweights[2 * j + e]);
           }
-          *reinterpret_cast<__nv_bfloat162*>(s.c + tile_offset(key, j) + lane % 4 * 4) = __floats2bfloat162_rn(c[0], c[1]);
+          *reinterpret_cast<__nv_bfloat162*>(coefficients + tile_offset(key, j) + lane % 4 * 4) = __floats2bfloat162_rn(c[0], c[1]);
         }
       }
     }
     fence_to_async();
     named_sync(1, kGroup);
+    constexpr int kAtOnce = kHeads == 32 ? 2 : 1;  // blocks of dkeys that the registers hold
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) pin(dq[b]);
-    wgmma_begin();
+    for (int first = 0; first < kBlocks; first += kAtOnce) {
+      const bool last = first + kAtOnce == kBlocks;
+      float d[kAtOnce][32];
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b)
+      for (int i = 0; i < kAtOnce; ++i) pin(d[i]);
 #pragma unroll
-      for (int kk = 0; kk < kKeys / 16; ++kk)
-        wgmma_n64<1, 1>(dq[b], column_descriptor(shared_address(s.c)) + kk * 128, column_descriptor(shared_address(s.keys[stage][b])) + kk * 128, 1);
-    wgmma_commit();
+      for (int b = 0; last && b < kBlocks; ++b) pin(dq[b]);
+      wgmma_begin();
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+        for (int kk = 0; kk < kHeads / 16; ++kk)
+          wgmma_n64<0, 1>(d[i], row_descriptor(shared_address(coefficients)) + kk * 2, column_descriptor(shared_address(s.q[first + i])) + kk * 128, kk != 0);
+        wgmma_commit();
+      }
+#pragma unroll
+      for (int b = 0; last && b < kBlocks; ++b)
+#pragma unroll
+        for (int kk = 0; kk < kKeys / 16; ++kk)
+          wgmma_n64<1, 1>(dq[b], column_descriptor(shared_address(coefficients)) + kk * 128, column_descriptor(shared_address(s.keys[stage][b])) + kk * 128, 1);
+      wgmma_commit();
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (kAtOnce - i == 2) wgmma_wait<2>();
+        else wgmma_wait<1>();
+        pin(d[i]);
+        reduce_block<kHeads, kFixed>(a, d[i], ids + tile * kKeys + warp * 16, first + i, lane);
+      }
+    }
     wgmma_wait<0>();
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) pin(dq[b]);
-#pragma unroll 1
-    for (int b = 0; b < kBlocks; ++b) {
-      float d[32];
-      pin(d);
-      wgmma_begin();
-#pragma unroll
-      for (int kk = 0; kk < kHeads / 16; ++kk)
-        wgmma_n64<0, 1>(d, row_descriptor(shared_address(s.c)) + kk * 2, column_descriptor(shared_address(s.q[b])) + kk * 128, kk != 0);
-      wgmma_commit();
-      wgmma_wait<0>();
-      pin(d);
-      reduce_block<kHeads, kFixed>(a, d, s.ids[stage] + warp * 16, b, lane);
-    }
-    named_sync(1, kGroup);  // c is free again
     barrier_arrive(&s.empty[stage]);
   }
 #pragma unroll
@@ -234,7 +261,9 @@ __global__ void __launch_bounds__(kThreads, 2) one_query(const IndexLossArgument
   for (int i = thread; i < kHeads * 16; i += kThreads)
     copy16(shared_address(s.q[i % 16 / 8]) + tile_offset(i / 16, i % 8), a.q + (t * kHeads + i / 16) * kDims + i % 16 * 8, true);
   if (thread < kHeads) s.weights[thread] = a.weights ? a.weights[t * kHeads + thread] : 1.f;
-  for (int i = thread; i < kTileBytes / 4; i += kThreads) reinterpret_cast<uint32_t*>(s.c)[i] = 0;
+  for (int i = thread; i < 2 * kTileBytes / 4; i += kThreads) reinterpret_cast<uint32_t*>(s.c)[i] = 0;
+  int32_t* ids = reinterpret_cast<int32_t*>(s.scores + padded(a.k));
+  for (int i = thread; i < padded(count); i += kThreads) ids[i] = i < count ? a.indices[t * a.k + i] : -1;
   if (thread == 0) {
     for (int i = 0; i < kStages; ++i) {
       barrier_init(&s.full[i], kGroup);
@@ -246,17 +275,17 @@ __global__ void __launch_bounds__(kThreads, 2) one_query(const IndexLossArgument
   fence_to_async();
   __syncthreads();
   if (thread < kGroup) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-    produce(s, a, a.indices + t * a.k, count, thread);
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    produce(s, a, ids, count, thread);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
     consume<kHeads, kFixed>(s, a, count, thread - kGroup);
   }
 }
 
 template <int kHeads, bool kFixed>
 void launch(const IndexLossArguments& a, int64_t queries, cudaStream_t stream) {
-  const size_t shared = sizeof(Shared<kHeads>) + 1024 + static_cast<size_t>((a.k + kKeys - 1) / kKeys * kKeys) * sizeof(float);
+  const size_t shared = sizeof(Shared<kHeads>) + 1024 + static_cast<size_t>(padded(a.k)) * (sizeof(float) + sizeof(int32_t));
   const cudaError_t status = cudaFuncSetAttribute(one_query<kHeads, kFixed>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
   HYSCALE_CHECK(status == cudaSuccess, "index loss needs ", shared, " bytes of shared memory: ", cudaGetErrorString(status));
   one_query<kHeads, kFixed><<<static_cast<unsigned>(queries), kThreads, shared, stream>>>(a);
