@@ -1,8 +1,8 @@
 // config.json of Qwen3.8-Flash-Next (model_type qwen4_exp, or its text part alone, qwen4_exp_text) as numbers.
 // Source: the released configuration.
 #pragma once
-#include <nlohmann/json.hpp>
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>

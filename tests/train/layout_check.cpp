@@ -1,6 +1,6 @@
 // Every way to lay a step out over ranks against the same step on one rank: loss, gradient norm, every gradient, selections,
 // expert loads and bytes sent. Runs on whatever world it is launched in; exit code 1 names what differs.
-//   layout_check [--family deepseek_v4] [--device cuda] [--losses 1e-6] [--gradients 1e-5] [--total-gradient 1e-5] [--own-selections] [--smooth]
+//   layout_check [--family deepseek_v4|qwen_qsa_ple] [--device cuda] [--losses 1e-6] [--gradients 1e-5] [--total-gradient 1e-5] [--own-selections] [--smooth]
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
@@ -100,6 +100,7 @@ Subject subject(const std::string& family) {
   Subject s{read_hf_config(concat("tests/goldens/", family, "/config.json"))};
   s.config["num_nextn_predict_layers"] = 1;
   if (s.config.contains("swiglu_limit")) s.config["swiglu_limit"] = 100;  // a gate within rounding of its limit would make gradients jump
+  s.config["mtp_num_hidden_layers"] = 1;  // as Qwen3.8 calls it
   if (family != "glm51") return s;
   s.config["index_share_for_mtp_iteration"] = false;
   s.mtp_depths = 2;
@@ -120,6 +121,14 @@ Outcome run_step(const Subject& subject, ProcessGroups& groups, const Layout& la
   // measure nothing.
   for (Parameter& p : store.all())
     if (p.name.ends_with("_scale")) store.write_value(p, std::vector<float>(static_cast<size_t>(p.shape.elements()), 1.0f).data());
+  for (Parameter& p : store.all()) {
+    std::vector<float> values(static_cast<size_t>(p.shape.elements()));
+    const Rng rng(5);
+    // States of a new model decay within a few tokens and would not live to see the next segment; and a convolution of zeros hands nothing back.
+    const bool decay = p.name.ends_with("A_log"), taps = p.name.ends_with("ple.conv1d.weight");
+    for (size_t i = 0; i < values.size(); ++i) values[i] = decay ? -5.0f - static_cast<float>(i) : 0.1f * static_cast<float>(rng.normal(i));
+    if (decay || taps) store.write_value(p, values.data());
+  }
   StepOptions o{.device = device, .activation = dtype, .stage = layout.stage, .recompute = layout.recompute, .deterministic = true, .index_coefficient = 1,
                 .balance_coefficient = 0.01, .mtp_coefficient = layout.stage == Stage::warmup ? 0 : 0.3};
   o.groups = &groups;
