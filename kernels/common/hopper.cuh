@@ -61,16 +61,16 @@ __device__ __forceinline__ void pin(float (&d)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// A warp's 16 rows of 64 columns (or of 32, in half as many registers) as wgmma leaves them: register bits are column 0, row 3, columns 3-5; lane bits columns 1-2,
+// A warp's 16 rows of 64 columns as wgmma leaves them: register bits are column 0, row 3, columns 3-5; lane bits columns 1-2,
 // rows 0-2. To be added to rows in memory, trades bring whole 128-byte lines into one instruction: smaller pieces cost up to
 // half of the rate at which L2 takes reductions.
 
 // Trades a bit of the register index for a bit of the lane index: the number at (lane bit l, register bit r) moves to (r, l).
-template <int kRegisterBit, int kLaneBit, int n>
-__device__ __forceinline__ void trade(float (&d)[n], int lane) {
+template <int kRegisterBit, int kLaneBit>
+__device__ __forceinline__ void trade(float (&d)[32], int lane) {
   const bool upper = lane & kLaneBit;
 #pragma unroll
-  for (int i = 0; i < n; ++i) {
+  for (int i = 0; i < 32; ++i) {
     if (i & kRegisterBit) continue;
     const float received = __shfl_xor_sync(~0u, upper ? d[i] : d[i + kRegisterBit], kLaneBit);
     if (upper) d[i] = received;
@@ -78,22 +78,22 @@ __device__ __forceinline__ void trade(float (&d)[n], int lane) {
   }
 }
 // add(row, column, x): a warp's calls at a time cover 32 columns of a row.
-template <int n, typename Add>
-__device__ __forceinline__ void for_each_line(float (&d)[n], int lane, Add add) {
+template <typename Add>
+__device__ __forceinline__ void for_each_line(float (&d)[32], int lane, Add add) {
   trade<1, 4>(d, lane);
   trade<4, 8>(d, lane);
   const int column = (lane >> 2 & 1) + (lane & 3) * 2 + (lane >> 3 & 1) * 8;
 #pragma unroll
-  for (int i = 0; i < n; ++i) add((lane >> 4) * 4 + (i >> 2 & 1) * 2 + (i & 1) + (i >> 1 & 1) * 8, column + (i >> 3) * 16, d[i]);
+  for (int i = 0; i < 32; ++i) add((lane >> 4) * 4 + (i >> 2 & 1) * 2 + (i & 1) + (i >> 1 & 1) * 8, column + (i >> 3) * 16, d[i]);
 }
 // add(row, column, x, y, z, w): four columns from `column` on.
-template <int n, typename Add>
-__device__ __forceinline__ void for_each_line_of_fours(float (&d)[n], int lane, Add add) {
+template <typename Add>
+__device__ __forceinline__ void for_each_line_of_fours(float (&d)[32], int lane, Add add) {
   trade<4, 1>(d, lane);
   trade<8, 4>(d, lane);
   const int column = (lane & 1) * 8 + (lane >> 1 & 1) * 4 + (lane >> 2 & 1) * 16;
 #pragma unroll
-  for (int i = 0; i < n; ++i) {
+  for (int i = 0; i < 32; ++i) {
     if (i & 5) continue;
     add((lane >> 3) * 2 + (i >> 3 & 1) + (i >> 1 & 1) * 8, column + (i >> 4) * 32, d[i], d[i + 1], d[i + 4], d[i + 5]);
   }

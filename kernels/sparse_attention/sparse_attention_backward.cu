@@ -3,9 +3,8 @@
 // rows at a time. With X^T = K Q^T and dP^T = V dO^T (keys are M; each of two warpgroups takes half of the heads):
 //   P = exp(scale X - lse), dX = scale P (dP - delta), delta[h] = dout[h] . out[h]
 //   dq += dX K     d(row) = dX^T Q, and P^T dO in its first Dv columns
-// One warpgroup gathers rows, two make P, dX and dq, which stays in their registers, one makes dkv and sends it off: scores, dq
-// and gathers of the next rows run under its reductions. Contributions to a row are summed over all heads before they leave the
-// chip.
+// dq stays in registers. Contributions to a row are summed over all heads before they leave the chip. The next rows are
+// gathered as soon as dq has used the current ones, under the products and reductions of dkv.
 #include <cuda_runtime.h>
 
 #include "kernels/common/row_sums.cuh"
@@ -17,7 +16,7 @@ namespace {
 
 using namespace hopper;
 using bf16 = __nv_bfloat16;
-constexpr int kThreads = 512, kMath = 256, kGroup = 128;
+constexpr int kThreads = 384, kMath = 256, kGroup = 128;
 constexpr int kKeys = 64, kHeads = 64, kDv = 512, kValueBlocks = kDv / 64;
 
 template <int kDk>
@@ -30,9 +29,8 @@ struct Shared {
   alignas(1024) unsigned char dx[kTileBytes];  // [keys][heads]
   float lse[kHeads], delta[kHeads];            // lse in units of log2; +inf for padding, whose P is then 0
   float head_sum[2][kKeys];                    // one part per warpgroup
-  int32_t ids[4][kKeys];                       // the sums of a tile may lag two behind the gathers
-  uint64_t q_full, full, empty;                // of q and dout; of kv
-  uint64_t written, taken;                     // p and dx; taken by the last products of dkv
+  int32_t ids[2][kKeys];
+  uint64_t q_full, full, empty;
 };
 
 struct Arguments {
@@ -46,10 +44,9 @@ struct Arguments {
   int heads, k;
   float scale;
   bool prefetch;  // rows of dkv into L2 ahead of their reductions
-  int in_step;    // queries that start together, or 0
 };
 
-enum Barrier { kReady = 1, kIds };
+enum Barrier { kReady = 1, kWritten, kConsumed };
 
 __device__ void gather_heads(unsigned char (*to)[kTileBytes], const bf16* from, int width, int heads, int thread) {
   const int piece = thread % 8;
@@ -69,14 +66,6 @@ __device__ __forceinline__ void prefetch_sums(const Arguments& a, int32_t id) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(row), "r"(kBytes) : "memory");
 }
 
-// Selections ascend, so queries that start together pass through the same part of the rows at a time, and its sums stay in L2.
-// Waits until all queries of the groups before have come half of their way: a block that fell behind is caught up with. The
-// wait is bounded, so it is no condition of progress.
-__device__ __forceinline__ void start_in_step(const Arguments& a) {
-  const int before = static_cast<int>(blockIdx.x) / a.in_step * a.in_step;
-  for (int i = 0; i < 2000 && *static_cast<volatile int*>(a.fixed.progress) < before; ++i) __nanosleep(100);
-}
-
 template <int kDk, bool kFixed>
 __device__ void produce(Shared<kDk>& s, const Arguments& a, int count, int thread) {
   const int64_t t = blockIdx.x;
@@ -88,21 +77,14 @@ __device__ void produce(Shared<kDk>& s, const Arguments& a, int count, int threa
   const int piece = thread % 8, first_row = thread / 8;
   const int32_t* indices = a.indices + t * a.k;
   const int tiles = (count + kKeys - 1) / kKeys;
-  const auto id_of = [&](int slot) { return thread < kKeys && slot < count ? __ldg(indices + slot) : -1; };
-  int32_t next = id_of(thread);  // under way before its tile is free
-  if (kFixed && a.in_step && thread == 0) start_in_step(a);
   for (int tile = 0; tile < tiles; ++tile) {
     if (tile > 0) barrier_wait(&s.empty, (tile - 1) & 1);
-    if (kFixed && a.in_step && thread == 0 && tile == tiles / 2) atomicAdd(a.fixed.progress, 1);
-    int32_t* ids = s.ids[tile & 3];
-    if (thread < kKeys) ids[thread] = next;
-    if (a.prefetch && next >= 0) prefetch_sums<kDk, kFixed>(a, next);
-    next = id_of((tile + 1) * kKeys + thread);
-    named_sync(kIds, kGroup);
 #pragma unroll 1
     for (int r = 0; r < 4; ++r) {
-      const int row = first_row + 16 * r;
-      const int32_t id = ids[row];
+      const int row = first_row + 16 * r, slot = tile * kKeys + row;
+      const int32_t id = slot < count ? __ldg(indices + slot) : -1;
+      if (piece == 0) s.ids[tile & 1][row] = id;
+      if (a.prefetch && piece == 0 && id >= 0) prefetch_sums<kDk, kFixed>(a, id);
       const bf16* from = a.kv + max(id, 0) * a.kv_stride + piece * 8;
       const uint32_t to = shared_address(s.kv) + tile_offset(row, piece);
 #pragma unroll
@@ -142,33 +124,27 @@ __device__ __forceinline__ int thread_again() {
   return x % kGroup;
 }
 
-// The address of a tile, computed anew for the same reason.
-__device__ __forceinline__ uint32_t tile_again(const void* tile) {
-  uint32_t address = shared_address(tile);
-  asm volatile("" : "+r"(address));
-  return address;
-}
-
 // P and dX of the warpgroup's 32 heads for the 64 keys, to shared memory.
 template <int kPart, int kDk>
-__device__ __forceinline__ void score_gradients(Shared<kDk>& s, const Arguments& a, int tile, int visible) {
+__device__ __forceinline__ void score_gradients(Shared<kDk>& s, const Arguments& a, int visible) {
   const int thread = thread_again();
   const int lane = thread % 32, row = thread / 32 * 16 + lane / 4, column = kPart * 32 + lane % 4 * 2;
-  constexpr uint64_t kBlock = kTileBytes / 16;  // of a descriptor, from one block of 64 columns to the next
-  const uint64_t kv = row_descriptor(tile_again(s.kv)), q = row_descriptor(tile_again(s.q[0] + kPart * 4096)), dout = row_descriptor(tile_again(s.dout[0] + kPart * 4096));
   float x[16], dp[16];
   pin(x);
   pin(dp);
   wgmma_begin();
 #pragma unroll
-  for (int kk = 0; kk < kDk / 16; ++kk) wgmma_n32<0, 0>(x, kv + kk / 4 * kBlock + kk % 4 * 2, q + kk / 4 * kBlock + kk % 4 * 2, kk != 0);
+  for (int kk = 0; kk < kDk / 16; ++kk)
+    wgmma_n32<0, 0>(x, row_descriptor(shared_address(s.kv[kk / 4])) + kk % 4 * 2,
+                    row_descriptor(shared_address(s.q[kk / 4]) + kPart * 4096) + kk % 4 * 2, kk != 0);
 #pragma unroll
-  for (int kk = 0; kk < kDv / 16; ++kk) wgmma_n32<0, 0>(dp, kv + kk / 4 * kBlock + kk % 4 * 2, dout + kk / 4 * kBlock + kk % 4 * 2, kk != 0);
+  for (int kk = 0; kk < kDv / 16; ++kk)
+    wgmma_n32<0, 0>(dp, row_descriptor(shared_address(s.kv[kk / 4])) + kk % 4 * 2,
+                    row_descriptor(shared_address(s.dout[kk / 4]) + kPart * 4096) + kk % 4 * 2, kk != 0);
   wgmma_commit();
   wgmma_wait<0>();
   pin(x);
   pin(dp);
-  if (tile > 0) barrier_wait(&s.taken, (tile - 1) & 1);
   const float scale_log2 = a.scale * 1.4426950408889634f;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -194,70 +170,23 @@ __device__ __forceinline__ void score_gradients(Shared<kDk>& s, const Arguments&
   }
 }
 
-// Adds a warp's 16 rows of 32 columns, the first of them `first`.
 template <int kDk, bool kFixed>
-__device__ __forceinline__ void reduce(const Arguments& a, float (&d)[16], const int32_t* ids, int first, int lane) {
+__device__ __forceinline__ void reduce_block(const Arguments& a, float (&d)[32], const int32_t* ids, int block, int lane) {
   if constexpr (kFixed) {
     const float unit = __ldg(a.fixed.scale);
     for_each_line(d, lane, [&](int row, int column, float x) {
-      if (ids[row] >= 0) add_fixed(a.fixed.sums + static_cast<int64_t>(ids[row]) * kDk + first + column, x, unit);
+      if (ids[row] >= 0) add_fixed(a.fixed.sums + static_cast<int64_t>(ids[row]) * kDk + block * 64 + column, x, unit);
     });
   } else {
     for_each_line_of_fours(d, lane, [&](int row, int column, float x, float y, float z, float w) {
-      if (ids[row] >= 0) add_four(a.dkv + ids[row] * a.dkv_stride + first + column, x, y, z, w);
+      if (ids[row] >= 0) add_four(a.dkv + ids[row] * a.dkv_stride + block * 64 + column, x, y, z, w);
     });
   }
 }
 
-// dkv of a tile in one block of columns: 32 columns are added while the products of the other 32 run, for which the registers do
-// not suffice in fixed point.
-template <int kDk, bool kFixed, bool kValues>
-__device__ __forceinline__ void sum_block(Shared<kDk>& s, const Arguments& a, int tile, int block) {
-  constexpr int kHalves = kFixed ? 1 : 2;
-#pragma unroll 1
-  for (int first = 0; first < 2; first += kHalves) {
-    const uint64_t p = row_descriptor(tile_again(s.p)), dx = row_descriptor(tile_again(s.dx));
-    const uint64_t q = column_descriptor(shared_address(s.q[block])) + first * 4, dout = column_descriptor(shared_address(s.dout[kValues ? block : 0])) + first * 4;
-    float d[kHalves][16];
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) pin(d[half]);
-    wgmma_begin();
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-#pragma unroll
-      for (int kk = 0; kk < kHeads / 16; ++kk) wgmma_n32<0, 1>(d[half], dx + kk * 2, q + half * 4 + kk * 128, kk != 0);
-#pragma unroll
-      for (int kk = 0; kValues && kk < kHeads / 16; ++kk) wgmma_n32<0, 1>(d[half], p + kk * 2, dout + half * 4 + kk * 128, 1);
-      wgmma_commit();
-    }
-    const int thread = thread_again(), lane = thread % 32;
-    const int32_t* ids = s.ids[tile & 3] + thread / 32 * 16;
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      if (half == kHalves - 1) wgmma_wait<0>();
-      else wgmma_wait<1>();
-      if (half == kHalves - 1 && first + kHalves == 2 && block == kDk / 64 - 1) barrier_arrive(&s.taken);
-      pin(d[half]);
-      reduce<kDk, kFixed>(a, d[half], ids, block * 64 + (first + half) * 32, lane);
-    }
-  }
-}
-
-template <int kDk, bool kFixed>
-__device__ void sum_rows(Shared<kDk>& s, const Arguments& a, int count) {
-  const int tiles = (count + kKeys - 1) / kKeys;
-  barrier_wait(&s.q_full, 0);
-  for (int tile = 0; tile < tiles; ++tile) {
-    barrier_wait(&s.written, tile & 1);
-#pragma unroll 1
-    for (int block = 0; block < kValueBlocks; ++block) sum_block<kDk, kFixed, true>(s, a, tile, block);
-    if constexpr (kDk > kDv) sum_block<kDk, kFixed, false>(s, a, tile, kValueBlocks);
-  }
-}
-
-template <int kPart, int kDk>
+template <int kPart, int kDk, bool kFixed>
 __device__ void consume(Shared<kDk>& s, const Arguments& a, int count) {
-  // Of dq: four blocks of columns, and half of a ninth where there is one.
+  // Of dq: four blocks of columns, and half of a ninth where there is one; of dkv part 0 has all of that.
   constexpr int kFirst = kPart * 4, kTail = 8;
   constexpr bool kHasTail = kDk > kDv;
   const int64_t t = blockIdx.x;
@@ -268,31 +197,51 @@ __device__ void consume(Shared<kDk>& s, const Arguments& a, int count) {
   float dq[4][32] = {}, tail[16] = {};
   for (int tile = 0; tile < tiles; ++tile) {
     barrier_wait(&s.full, tile & 1);
-    score_gradients<kPart, kDk>(s, a, tile, count - tile * kKeys);
+    score_gradients<kPart, kDk>(s, a, count - tile * kKeys);
     fence_to_async();
-    barrier_arrive(&s.written);
-    barrier_wait(&s.written, tile & 1);
-    const int thread = thread_again();
+    named_sync(kWritten, kMath);
+    const int thread = thread_again(), lane = thread % 32;
     if (kPart == 0 && a.head_sum && thread < kKeys && tile * kKeys + thread < count)
       a.head_sum[t * a.k + tile * kKeys + thread] = s.head_sum[0][thread] + s.head_sum[1][thread];
 #pragma unroll
     for (int i = 0; i < 4; ++i) pin(dq[i]);
     pin(tail);
-    const uint64_t dx = column_descriptor(tile_again(s.dx)), kv = column_descriptor(tile_again(s.kv));
     wgmma_begin();
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
-      for (int kk = 0; kk < kKeys / 16; ++kk) wgmma_n64<1, 1>(dq[i], dx + kk * 128, kv + (kFirst + i) * kTileBytes / 16 + kk * 128, 1);
+      for (int kk = 0; kk < kKeys / 16; ++kk)
+        wgmma_n64<1, 1>(dq[i], column_descriptor(shared_address(s.dx)) + kk * 128,
+                        column_descriptor(shared_address(s.kv[kFirst + i])) + kk * 128, 1);
 #pragma unroll
     for (int kk = 0; kHasTail && kk < kKeys / 16; ++kk)
-      wgmma_n32<1, 1>(tail, dx + kk * 128, kv + kTail * kTileBytes / 16 + kPart * 4 + kk * 128, 1);
+      wgmma_n32<1, 1>(tail, column_descriptor(shared_address(s.dx)) + kk * 128,
+                      column_descriptor(shared_address(s.kv[kHasTail ? kTail : 0]) + kPart * 64) + kk * 128, 1);
     wgmma_commit();
     wgmma_wait<0>();
 #pragma unroll
     for (int i = 0; i < 4; ++i) pin(dq[i]);
     pin(tail);
     barrier_arrive(&s.empty);
+#pragma unroll 1
+    for (int i = kPart; i < (kPart == 0 && !kHasTail ? 4 : 5); ++i) {
+      const int block = kPart == 0 && i == 4 ? kTail : kFirst + i - kPart;
+      float d[32];
+      pin(d);
+      wgmma_begin();
+#pragma unroll
+      for (int kk = 0; kk < kHeads / 16; ++kk)
+        wgmma_n64<0, 1>(d, row_descriptor(shared_address(s.dx)) + kk * 2, column_descriptor(shared_address(s.q[block])) + kk * 128, kk != 0);
+      if (block < kValueBlocks)
+#pragma unroll
+        for (int kk = 0; kk < kHeads / 16; ++kk)
+          wgmma_n64<0, 1>(d, row_descriptor(shared_address(s.p)) + kk * 2, column_descriptor(shared_address(s.dout[block])) + kk * 128, 1);
+      wgmma_commit();
+      wgmma_wait<0>();
+      pin(d);
+      reduce_block<kDk, kFixed>(a, d, s.ids[tile & 1] + thread / 32 * 16, block, lane);
+    }
+    named_sync(kConsumed, kMath);  // p, dx and head_sum are free again
   }
   const int thread = thread_again(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
 #pragma unroll
@@ -320,7 +269,6 @@ __global__ void __launch_bounds__(kThreads, 1) backward(const Arguments a) {
   if (a.head_sum)
     for (int j = count + thread; j < a.k; j += kThreads) a.head_sum[t * a.k + j] = 0;
   if (count == 0) {
-    if (kFixed && a.in_step && thread == 0) atomicAdd(a.fixed.progress, 1);
     for (int i = thread; i < a.heads * kDk; i += kThreads) a.dq[t * a.heads * kDk + i] = __float2bfloat16(0.f);
     return;
   }
@@ -328,33 +276,21 @@ __global__ void __launch_bounds__(kThreads, 1) backward(const Arguments a) {
     barrier_init(&s.q_full, kGroup);
     barrier_init(&s.full, kGroup);
     barrier_init(&s.empty, kMath);
-    barrier_init(&s.written, kMath);
-    barrier_init(&s.taken, kGroup);
     asm volatile("fence.mbarrier_init.release.cluster;");
   }
   __syncthreads();
   const int group = static_cast<int>(threadIdx.x) / kGroup;
   if (group == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     produce<kDk, kFixed>(s, a, count, thread);
-  } else if (group == 3) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
-    sum_rows<kDk, kFixed>(s, a, count);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
-    if (group == 1) consume<0, kDk>(s, a, count);
-    else consume<1, kDk>(s, a, count);
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    if (group == 1) consume<0, kDk, kFixed>(s, a, count);
+    else consume<1, kDk, kFixed>(s, a, count);
   }
 }
 
 }  // namespace
-
-static int processors() {
-  int device = 0, count = 0;
-  HYSCALE_CHECK(cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess,
-                "asking the device for its multiprocessors");
-  return count;
-}
 
 template <int kDk>
 static void launch_backward(const SparseAttentionBackward& b, FixedRowSums fixed) {
@@ -364,7 +300,7 @@ static void launch_backward(const SparseAttentionBackward& b, FixedRowSums fixed
   const Arguments a{b.q.data<bf16>(), b.kv.data<bf16>(), b.out.data<bf16>(), b.dout.data<bf16>(), b.selection.indices.i32(),
                     b.selection.counts.i32(), b.lse.f32(), b.dq.data<bf16>(), b.dkv.f32(), b.head_sum.defined() ? b.head_sum.f32() : nullptr,
                     fixed, b.kv.stride(0), b.dkv.stride(0), static_cast<int>(b.q.size(1)), static_cast<int>(b.selection.indices.size(1)), b.scale,
-                    (b.dkv.bytes() >= size_t{1} << 30) != (fixed.sums != nullptr), fixed.progress && b.dkv.bytes() < size_t{1} << 30 ? processors() : 0};
+                    (b.dkv.bytes() >= size_t{1} << 30) != (fixed.sums != nullptr)};
   const auto kernel = fixed.sums ? backward<kDk, true> : backward<kDk, false>;
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
   HYSCALE_CHECK(status == cudaSuccess, kShared, " bytes of shared memory: ", cudaGetErrorString(status));

@@ -18,7 +18,6 @@ inline bool sparse_attention_fits_hopper(const Tensor& q, const Tensor& kv, cons
 struct FixedRowSums {
   long long* sums = nullptr;    // [N, Dk]
   const float* scale = nullptr;  // first number of a FixedUnit on the device
-  int* progress = nullptr;  // queries that are half done, or null; 0 at the start
 };
 
 void sparse_attention_forward_plain(const SparseAttentionForward&);

@@ -248,18 +248,17 @@ void sparse_attention_backward_cuda(const SparseAttentionBackward& a) {
   constexpr int kGrid = 1024;
   const int64_t rows = a.kv.size(0), query_rows = a.q.size(0) * a.q.size(1);
   const int dk = static_cast<int>(a.q.size(2)), dv = static_cast<int>(a.out.size(2));
-  float* maxima = workspace.take<float>(7);
-  int* progress = reinterpret_cast<int*>(maxima + 6);
+  float* maxima = workspace.take<float>(6);
   FixedUnit* unit = workspace.take<FixedUnit>(1);
   auto* sums = workspace.take<long long>(a.kv.elements());
-  HYSCALE_CHECK(cudaMemsetAsync(maxima, 0, 7 * sizeof(float), stream) == cudaSuccess &&
+  HYSCALE_CHECK(cudaMemsetAsync(maxima, 0, 6 * sizeof(float), stream) == cudaSuccess &&
                     cudaMemsetAsync(sums, 0, static_cast<size_t>(a.kv.elements()) * 8, stream) == cudaSuccess,
                 "clearing the fixed-point sums");
   raise_maxima<<<kGrid, kThreads, 0, stream>>>(a.q.data<bf16>(), query_rows, dk, dk, maxima);
   raise_maxima<<<kGrid, kThreads, 0, stream>>>(a.dout.data<bf16>(), query_rows, dv, dv, maxima + 2);
   raise_maxima<<<kGrid, kThreads, 0, stream>>>(a.kv.data<bf16>(), rows, dv, a.kv.stride(0), maxima + 4);
   choose_unit<<<1, 1, 0, stream>>>(maxima, fabsf(a.scale), static_cast<int>(a.q.size(1)), a.q.size(0), unit);
-  run({sums, &unit->scale, progress});
+  run({sums, &unit->scale});
   finish_fixed_sums<<<kGrid, kThreads, 0, stream>>>(a.dkv.f32(), a.dkv.stride(0), sums, rows, dk, unit);
   check_attention_launch("sparse_attention deterministic sums");
 }

@@ -100,7 +100,6 @@ TEST(SparseAttentionCuda, LatentShapeIsAsTheReference) {
     for (int64_t k : {1, 64, 65, 300}) expect_as_reference({9, heads, 576, 512, 331, k});
 }
 
-// Blocks wait for those before them.
 TEST(SparseAttentionCuda, MoreQueriesThanMultiprocessorsAreAsTheReference) {
   if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
   expect_as_reference({421, 16, 576, 512, 331, 130});
