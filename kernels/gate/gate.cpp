@@ -5,6 +5,10 @@
 #include "kernels/common/op.h"
 
 namespace hyscale {
+
+void gate_cuda(const Gate&);
+void gate_backward_cuda(const GateBackward&);
+
 namespace {
 
 struct Activated {
@@ -59,7 +63,7 @@ void check_gate(const Tensor& x, const Tensor& gate) {
 void gate(const Gate& g) {
   check_gate(g.x, g.gate);
   check_shape(g.y, "y", g.x.shape());
-  HYSCALE_DISPATCH("gate", g.x.device(), gate_ref(g), unsupported_device("gate", g.x.device()));
+  HYSCALE_DISPATCH("gate", g.x.device(), gate_ref(g), gate_cuda(g));
 }
 
 void gate_backward(const GateBackward& g) {
@@ -67,7 +71,7 @@ void gate_backward(const GateBackward& g) {
   check_shape(g.dy, "dy", g.x.shape());
   check_shape(g.dx, "dx", g.x.shape());
   check_shape(g.dgate, "dgate", g.gate.shape());
-  HYSCALE_DISPATCH("gate_backward", g.x.device(), gate_backward_ref(g), unsupported_device("gate_backward", g.x.device()));
+  HYSCALE_DISPATCH("gate_backward", g.x.device(), gate_backward_ref(g), gate_backward_cuda(g));
 }
 
 }  // namespace hyscale

@@ -1,7 +1,7 @@
 // A multiplicative gate: y = x a(g), with a = sigmoid or SiLU; one gate for each number, or one for each row.
 //   dx = dy a(g),  dg = dy x a'(g), summed over the row where the row has one gate
 //   sigmoid' = s (1 - s);  SiLU' = s (1 + g (1 - s)),  s = sigmoid(g)
-// Rank 3; the last dimension is dense, the others may be strided. Runs on the CPU and on meta.
+// Rank 3; the last dimension is dense, the others may be strided.
 #pragma once
 #include "core/tensor.h"
 

@@ -1,1 +1,1 @@
-hyscale_op(gate SOURCES gate.cpp)
+hyscale_op(gate SOURCES gate.cpp gate.cu)

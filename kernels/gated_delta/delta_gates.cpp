@@ -6,6 +6,10 @@
 #include "kernels/common/rows.h"
 
 namespace hyscale {
+
+void delta_gates_cuda(const DeltaGates&);
+void delta_gates_backward_cuda(const DeltaGatesBackward&);
+
 namespace {
 
 float sigmoid(float z) { return 1 / (1 + std::exp(-z)); }
@@ -49,7 +53,7 @@ void check_gates(const Tensor& a, const Tensor& a_log, const Tensor& dt_bias, co
 void delta_gates(const DeltaGates& g) {
   check_gates(g.a, g.a_log, g.dt_bias, g.log_decay, g.beta);
   check_tensor(g.b, "b", DType::f32, g.a.shape());
-  HYSCALE_DISPATCH("delta_gates", g.a.device(), delta_gates_ref(g), unsupported_device("delta_gates", g.a.device()));
+  HYSCALE_DISPATCH("delta_gates", g.a.device(), delta_gates_ref(g), delta_gates_cuda(g));
 }
 
 void delta_gates_backward(const DeltaGatesBackward& g) {
@@ -60,7 +64,7 @@ void delta_gates_backward(const DeltaGatesBackward& g) {
   check_tensor(g.db, "db", DType::f32, g.a.shape());
   check_tensor(g.da_log, "da_log", DType::f32, g.a_log.shape());
   check_tensor(g.ddt_bias, "ddt_bias", DType::f32, g.dt_bias.shape());
-  HYSCALE_DISPATCH("delta_gates_backward", g.a.device(), delta_gates_backward_ref(g), unsupported_device("delta_gates_backward", g.a.device()));
+  HYSCALE_DISPATCH("delta_gates_backward", g.a.device(), delta_gates_backward_ref(g), delta_gates_backward_cuda(g));
 }
 
 }  // namespace hyscale

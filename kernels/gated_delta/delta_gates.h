@@ -2,7 +2,7 @@
 //   beta = sigmoid(b),   log_decay = -exp(A_log) softplus(a + dt_bias) <= 0
 // Backward: db = dbeta beta (1 - beta);  da = -dlog_decay exp(A_log) sigmoid(a + dt_bias);  ddt_bias += sum_t da;
 //           dA_log += sum_t dlog_decay log_decay.
-// Runs on the CPU and on meta. Source: Gated DeltaNet (arXiv 2412.06464), equation 10.
+// Source: Gated DeltaNet (arXiv 2412.06464), equation 10.
 #pragma once
 #include "core/tensor.h"
 

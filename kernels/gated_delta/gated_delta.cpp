@@ -1,6 +1,7 @@
 #include "kernels/gated_delta/gated_delta.h"
 
 #include "kernels/common/op.h"
+#include "kernels/gated_delta/gated_delta_cuda.h"
 #include "kernels/gated_delta/gated_delta_ref.h"
 
 namespace hyscale {
@@ -29,10 +30,15 @@ void check_inputs(const Op& g) {
 void gated_delta(const GatedDelta& g) {
   check_inputs(g);
   check_heads(g.o, "o", g.v);
-  HYSCALE_DISPATCH("gated_delta", g.q.device(), gated_delta_ref(g), unsupported_device("gated_delta", g.q.device()));
+  HYSCALE_DISPATCH("gated_delta", g.q.device(), gated_delta_ref(g), gated_delta_plain(g));
 }
 
-size_t gated_delta_workspace_bytes(const GatedDelta& g) { return gated_delta_ref_workspace_bytes(g); }
+size_t gated_delta_workspace_bytes(const GatedDelta& g) {
+#ifdef HYSCALE_HAS_CUDA
+  if (g.q.device().is_cuda() || g.q.dtype() != DType::f32) return 0;
+#endif
+  return gated_delta_ref_workspace_bytes(g);
+}
 
 void gated_delta_backward(const GatedDeltaBackward& g) {
   check_inputs(g);
@@ -42,9 +48,14 @@ void gated_delta_backward(const GatedDeltaBackward& g) {
   check_heads(g.dv, "dv", g.v);
   check_tensor(g.dlog_decay, "dlog_decay", DType::f32, g.log_decay.shape());
   check_tensor(g.dbeta, "dbeta", DType::f32, g.log_decay.shape());
-  HYSCALE_DISPATCH("gated_delta_backward", g.q.device(), gated_delta_backward_ref(g), unsupported_device("gated_delta_backward", g.q.device()));
+  HYSCALE_DISPATCH("gated_delta_backward", g.q.device(), gated_delta_backward_ref(g), gated_delta_backward_plain(g));
 }
 
-size_t gated_delta_backward_workspace_bytes(const GatedDeltaBackward& g) { return gated_delta_backward_ref_workspace_bytes(g); }
+size_t gated_delta_backward_workspace_bytes(const GatedDeltaBackward& g) {
+#ifdef HYSCALE_HAS_CUDA
+  if (g.q.device().is_cuda() || g.q.dtype() != DType::f32) return gated_delta_backward_plain_workspace_bytes(g);
+#endif
+  return gated_delta_backward_ref_workspace_bytes(g);
+}
 
 }  // namespace hyscale

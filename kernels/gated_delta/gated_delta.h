@@ -5,7 +5,7 @@
 //   A = strict_lower(diag(beta) K K^T D),   (I + A) U = diag(beta) V,   (I + A) W = diag(beta g) K
 //   V' = U - W S,   O = scale (diag(g) Q S + lower(Q K^T D) V'),   S <- g_last S + K^T diag(r) V'
 // Only differences of G that are <= 0 are exponentiated. Value head h reads key head h / (Hv / Hk); gradients of a key head are
-// sums over its value heads. Runs on the CPU and on meta. Source: Gated DeltaNet (arXiv 2412.06464), section 3.3.
+// sums over its value heads. Source: Gated DeltaNet (arXiv 2412.06464), section 3.3.
 #pragma once
 #include "core/tensor.h"
 

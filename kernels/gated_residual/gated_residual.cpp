@@ -5,6 +5,12 @@
 #include "kernels/common/op.h"
 
 namespace hyscale {
+
+void streams_read_cuda(const StreamsRead&);
+void streams_read_backward_cuda(const StreamsReadBackward&);
+void streams_write_cuda(const StreamsWrite&);
+void streams_write_backward_cuda(const StreamsWriteBackward&);
+
 namespace {
 
 float sigmoid(float z) { return 1 / (1 + std::exp(-z)); }
@@ -81,7 +87,7 @@ void check_streams(const Tensor& streams, const char* what, const Tensor& row) {
 void streams_read(const StreamsRead& r) {
   check_streams(r.normed, "normed", r.x);
   check_shape(r.gates, "gates", r.normed.shape());
-  HYSCALE_DISPATCH("streams_read", r.x.device(), streams_read_ref(r), unsupported_device("streams_read", r.x.device()));
+  HYSCALE_DISPATCH("streams_read", r.x.device(), streams_read_ref(r), streams_read_cuda(r));
 }
 
 void streams_read_backward(const StreamsReadBackward& r) {
@@ -89,14 +95,14 @@ void streams_read_backward(const StreamsReadBackward& r) {
   check_shape(r.gates, "gates", r.normed.shape());
   check_shape(r.dnormed, "dnormed", r.normed.shape());
   check_shape(r.dgates, "dgates", r.normed.shape());
-  HYSCALE_DISPATCH("streams_read_backward", r.dx.device(), streams_read_backward_ref(r), unsupported_device("streams_read_backward", r.dx.device()));
+  HYSCALE_DISPATCH("streams_read_backward", r.dx.device(), streams_read_backward_ref(r), streams_read_backward_cuda(r));
 }
 
 void streams_write(const StreamsWrite& w) {
   check_streams(w.out, "out", w.y);
   if (w.streams.defined()) check_shape(w.streams, "streams", w.out.shape());
   if (w.logits.defined()) check_tensor(w.logits, "logits", DType::f32, {w.out.size(0), w.out.size(1)});
-  HYSCALE_DISPATCH("streams_write", w.y.device(), streams_write_ref(w), unsupported_device("streams_write", w.y.device()));
+  HYSCALE_DISPATCH("streams_write", w.y.device(), streams_write_ref(w), streams_write_cuda(w));
 }
 
 void streams_write_backward(const StreamsWriteBackward& w) {
@@ -107,7 +113,7 @@ void streams_write_backward(const StreamsWriteBackward& w) {
     check_tensor(w.logits, "logits", DType::f32, {w.dout.size(0), w.dout.size(1)});
     check_tensor(w.dlogits, "dlogits", DType::f32, w.logits.shape());
   }
-  HYSCALE_DISPATCH("streams_write_backward", w.dy.device(), streams_write_backward_ref(w), unsupported_device("streams_write_backward", w.dy.device()));
+  HYSCALE_DISPATCH("streams_write_backward", w.dy.device(), streams_write_backward_ref(w), streams_write_backward_cuda(w));
 }
 
 }  // namespace hyscale

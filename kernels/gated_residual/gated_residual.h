@@ -3,7 +3,7 @@
 //   write:  R'[i, c] = R[i, c] + s[i] y[c],  s[i] = 2 sigmoid(u[i]);  without u every s is 1, without R it counts as 0
 // Backward of read:  dr^ = sigmoid(g) dx / n,  dg = dx r^ sigmoid(g) (1 - sigmoid(g)) / n
 // Backward of write: dy = sum_i s[i] dR'[i],  du[i] = (dR'[i] . y) s[i] (1 - s[i] / 2);  dR' itself goes on to R
-// All tensors are contiguous. Runs on the CPU and on meta. Source: Qwen3.8, report equations 30 to 34.
+// All tensors are contiguous. Source: Qwen3.8, report equations 30 to 34.
 #pragma once
 #include "core/tensor.h"
 

@@ -1,1 +1,1 @@
-hyscale_op(gated_residual SOURCES gated_residual.cpp)
+hyscale_op(gated_residual SOURCES gated_residual.cpp gated_residual.cu)

@@ -5,6 +5,10 @@
 #include "kernels/common/op.h"
 
 namespace hyscale {
+
+void l2_norm_cuda(const L2Norm&);
+void l2_norm_backward_cuda(const L2NormBackward&);
+
 namespace {
 
 float* row(const Tensor& t, int64_t token, int64_t head) { return t.f32() + token * t.stride(0) + head * t.stride(1); }
@@ -43,14 +47,14 @@ void l2_norm(const L2Norm& n) {
   HYSCALE_CHECK(n.x.rank() == 3, "x ", to_string(n.x));
   check_shape(n.y, "y", n.x.shape());
   check_tensor(n.r, "r", DType::f32, {n.x.size(0), n.x.size(1)});
-  HYSCALE_DISPATCH("l2_norm", n.x.device(), l2_norm_ref(n), unsupported_device("l2_norm", n.x.device()));
+  HYSCALE_DISPATCH("l2_norm", n.x.device(), l2_norm_ref(n), l2_norm_cuda(n));
 }
 
 void l2_norm_backward(const L2NormBackward& n) {
   check_shape(n.dy, "dy", n.y.shape());
   check_shape(n.dx, "dx", n.y.shape());
   check_tensor(n.r, "r", DType::f32, {n.y.size(0), n.y.size(1)});
-  HYSCALE_DISPATCH("l2_norm_backward", n.y.device(), l2_norm_backward_ref(n), unsupported_device("l2_norm_backward", n.y.device()));
+  HYSCALE_DISPATCH("l2_norm_backward", n.y.device(), l2_norm_backward_ref(n), l2_norm_backward_cuda(n));
 }
 
 }  // namespace hyscale

@@ -1,5 +1,5 @@
 // L2 norm of rows: y = x r, r = (sum x^2 + eps)^-1/2.   Backward: dx = r (dy - y (y . dy)).
-// Rank 3; the last dimension is dense, the others may be strided. Runs on the CPU and on meta.
+// Rank 3; the last dimension is dense, the others may be strided.
 // Source: Gated DeltaNet (arXiv 2412.06464), queries and keys.
 #pragma once
 #include "core/tensor.h"

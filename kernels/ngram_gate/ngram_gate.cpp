@@ -5,6 +5,10 @@
 #include "kernels/common/op.h"
 
 namespace hyscale {
+
+void ngram_gate_cuda(const NgramGate&);
+void ngram_gate_backward_cuda(const NgramGateBackward&);
+
 namespace {
 
 constexpr float kLeast = 1e-6f;
@@ -71,7 +75,7 @@ void check_gate(const Tensor& keys, const Tensor& queries, const Tensor& values,
 
 void ngram_gate(const NgramGate& g) {
   check_gate(g.keys, g.queries, g.values, g.scores, g.out);
-  HYSCALE_DISPATCH("ngram_gate", g.keys.device(), ngram_gate_ref(g), unsupported_device("ngram_gate", g.keys.device()));
+  HYSCALE_DISPATCH("ngram_gate", g.keys.device(), ngram_gate_ref(g), ngram_gate_cuda(g));
 }
 
 void ngram_gate_backward(const NgramGateBackward& g) {
@@ -79,7 +83,7 @@ void ngram_gate_backward(const NgramGateBackward& g) {
   check_shape(g.dkeys, "dkeys", g.keys.shape());
   check_shape(g.dqueries, "dqueries", g.keys.shape());
   check_shape(g.dvalues, "dvalues", g.values.shape());
-  HYSCALE_DISPATCH("ngram_gate_backward", g.keys.device(), ngram_gate_backward_ref(g), unsupported_device("ngram_gate_backward", g.keys.device()));
+  HYSCALE_DISPATCH("ngram_gate_backward", g.keys.device(), ngram_gate_backward_ref(g), ngram_gate_backward_cuda(g));
 }
 
 }  // namespace hyscale

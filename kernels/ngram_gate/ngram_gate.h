@@ -2,7 +2,7 @@
 //   u[i] = key[i] . query[i] / sqrt(C),   g[i] = sigmoid(sign(u) sqrt(max(|u|, 1e-6))),   out[i] = g[i] value
 // Backward: dvalue = sum_i g[i] dout[i];  du = (dout[i] . value) g (1 - g) / (2 sqrt(|u|)) where |u| > 1e-6, else 0;
 //           dkey = du query / sqrt(C), dquery = du key / sqrt(C).
-// All tensors are contiguous. Runs on the CPU and on meta. Source: Qwen3.8, n-gram embedding.
+// All tensors are contiguous. Source: Qwen3.8, n-gram embedding.
 #pragma once
 #include "core/tensor.h"
 

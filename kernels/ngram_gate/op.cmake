@@ -1,1 +1,1 @@
-hyscale_op(ngram_gate SOURCES ngram_gate.cpp)
+hyscale_op(ngram_gate SOURCES ngram_gate.cpp ngram_gate.cu)

@@ -5,6 +5,9 @@
 #include "kernels/common/op.h"
 
 namespace hyscale {
+
+void ngram_hash_cuda(const NgramHash&);
+
 namespace {
 
 bool is_prime(int64_t n) {
@@ -68,7 +71,7 @@ void ngram_hash(const NgramHash& n) {
   check_tensor(n.positions, "positions", DType::i32, n.tokens.shape());
   check_tensor(n.rows, "rows", DType::i32, {n.tokens.size(0), n.table.heads()});
   HYSCALE_CHECK(n.table.num_rows <= std::numeric_limits<int32_t>::max(), n.table.num_rows, " rows of the n-gram table; at most 2^31 - 1");
-  HYSCALE_DISPATCH("ngram_hash", n.tokens.device(), ngram_hash_ref(n), unsupported_device("ngram_hash", n.tokens.device()));
+  HYSCALE_DISPATCH("ngram_hash", n.tokens.device(), ngram_hash_ref(n), ngram_hash_cuda(n));
 }
 
 }  // namespace hyscale

@@ -2,7 +2,7 @@
 //   row = (id_0 mu_0 xor id_1 mu_1 xor .. id_{n-1} mu_{n-1}) mod size_h + offset_h       (64-bit)
 // with id_j the token j places back. Where a place lies before the document, or an end-of-sequence token lies between it and the
 // current token, it counts as end-of-sequence: its id is `eos`.
-// Runs on the CPU and on meta. Source: Qwen3.8, n-gram embedding.
+// Source: Qwen3.8, n-gram embedding.
 #pragma once
 #include <vector>
 

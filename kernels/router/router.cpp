@@ -164,13 +164,8 @@ void router_bias_update_ref(const Tensor& bias, const Tensor& counts, float rate
   }
 }
 
-void check_score(RouterScore score, Device device) {
-  if (score == RouterScore::softmax && device.is_cuda()) unsupported_device("router with softmax scores", device);
-}
-
 void check_rule(const RouterRule& rule, const Tensor& logits) {
   const int64_t num_experts = logits.size(1);
-  check_score(rule.score, logits.device());
   HYSCALE_CHECK(rule.score != RouterScore::softmax || rule.normalize, "softmax scores are normalized over the chosen experts");
   HYSCALE_CHECK(rule.k >= 1 && rule.k <= num_experts, "k is ", rule.k, " of ", num_experts, " experts");
   HYSCALE_CHECK(rule.num_groups >= 1 && num_experts % rule.num_groups == 0 && rule.kept_groups >= 1 && rule.kept_groups <= rule.num_groups &&
@@ -215,7 +210,6 @@ void check_balance(const Op& b) {
   check_tensor(b.run_starts, "run_starts", DType::i32, {b.run_documents.size(0) + 1});
   check_tensor(b.counts, "counts", DType::i64, {-1, b.logits.size(1)});
   HYSCALE_CHECK(b.k >= 1 && b.k <= b.logits.size(1), "k is ", b.k, " of ", b.logits.size(1), " experts");
-  check_score(b.score, b.logits.device());
 }
 
 }  // namespace

@@ -8,6 +8,13 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr double kMassUnit = 1099511627776.0;  // 2^40: masses are summed as integers, so their order does not matter
+// What is taken from a token's logits before they are scored: for softmax the largest, so that no score overflows. Every lane gets it.
+__device__ float logit_shift(RouterScore score, const float* logits, int num_experts, int lane) {
+  if (score != RouterScore::softmax) return 0;
+  float most = -INFINITY;
+  for (int e = lane; e < num_experts; e += 32) most = fmaxf(most, logits[e]);
+  return warp_max(most);
+}
 
 // Best of `count` values by (value, lower index); every lane gets it.
 __device__ int warp_best(const float* values, int count, int lane) {
@@ -54,9 +61,10 @@ __global__ void router_kernel(RouterRule rule, const float* __restrict__ logits,
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, k = static_cast<int>(rule.k);
   float *scores = shared + warp * (2 * num_experts + static_cast<int>(rule.num_groups)), *biased = scores + num_experts, *group_scores = biased + num_experts;
   for (int64_t t = static_cast<int64_t>(blockIdx.x) * kWarps + warp; t < tokens; t += static_cast<int64_t>(gridDim.x) * kWarps) {
+    const float shift = logit_shift(rule.score, logits + t * num_experts, num_experts, lane);
     for (int e = lane; e < num_experts; e += 32) {
-      scores[e] = router_score(rule.score, logits[t * num_experts + e]);
-      biased[e] = scores[e] + (given ? 0 : bias[e]);
+      scores[e] = router_score(rule.score, logits[t * num_experts + e] - shift);
+      biased[e] = scores[e] + (bias ? bias[e] : 0);
     }
     __syncwarp();
     if (rule.num_groups > 1 && !given) drop_groups(biased, group_scores, rule, num_experts, lane);
@@ -83,10 +91,11 @@ __global__ void router_backward_kernel(RouterRule rule, const float* __restrict_
                                        float* __restrict__ dlogits, int64_t tokens, int num_experts) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, k = static_cast<int>(rule.k);
   for (int64_t t = static_cast<int64_t>(blockIdx.x) * kWarps + warp; t < tokens; t += static_cast<int64_t>(gridDim.x) * kWarps) {
+    const float shift = logit_shift(rule.score, logits + t * num_experts, num_experts, lane);
     for (int e = lane; e < num_experts; e += 32) dlogits[t * num_experts + e] = 0;
     float sum = 0, dot = 0;
     for (int j = lane; j < k; j += 32) {
-      const float s = router_score(rule.score, logits[t * num_experts + experts[t * k + j]]);
+      const float s = router_score(rule.score, logits[t * num_experts + experts[t * k + j]] - shift);
       sum += s;
       dot += dweights[t * k + j] * s;
     }
@@ -96,7 +105,7 @@ __global__ void router_backward_kernel(RouterRule rule, const float* __restrict_
     for (int j = lane; j < k; j += 32) {
       const int64_t at = t * num_experts + experts[t * k + j];
       const float dw = dweights[t * k + j];
-      dlogits[at] = (rule.normalize ? rule.scaling / sum * (dw - dot) : rule.scaling * dw) * router_slope(rule.score, logits[at]);
+      dlogits[at] = (rule.normalize ? rule.scaling / sum * (dw - dot) : rule.scaling * dw) * router_slope(rule.score, logits[at] - shift);
     }
   }
 }
@@ -122,7 +131,8 @@ __global__ void balance_counts_kernel(RouterScore score, const float* __restrict
   float* scores = shared + warp * num_experts;
   for (int64_t t = static_cast<int64_t>(blockIdx.x) * kWarps + warp; t < tokens; t += static_cast<int64_t>(gridDim.x) * kWarps) {
     const int64_t row = runs.document_of(t) * num_experts;
-    for (int e = lane; e < num_experts; e += 32) scores[e] = router_score(score, logits[t * num_experts + e]);
+    const float shift = logit_shift(score, logits + t * num_experts, num_experts, lane);
+    for (int e = lane; e < num_experts; e += 32) scores[e] = router_score(score, logits[t * num_experts + e] - shift);
     __syncwarp();
     for (int j = 0; j < k; ++j) {
       const int e = warp_best(scores, num_experts, lane);
@@ -140,11 +150,12 @@ __global__ void balance_mass_kernel(RouterScore score, const float* __restrict__
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int64_t t = static_cast<int64_t>(blockIdx.x) * kWarps + warp; t < tokens; t += static_cast<int64_t>(gridDim.x) * kWarps) {
     const int64_t row = runs.document_of(t) * num_experts;
+    const float shift = logit_shift(score, logits + t * num_experts, num_experts, lane);
     float sum = 0;
-    for (int e = lane; e < num_experts; e += 32) sum += router_score(score, logits[t * num_experts + e]);
+    for (int e = lane; e < num_experts; e += 32) sum += router_score(score, logits[t * num_experts + e] - shift);
     sum = warp_sum(sum);
     for (int e = lane; e < num_experts; e += 32)
-      atomicAdd(mass + row + e, static_cast<unsigned long long>(static_cast<double>(router_score(score, logits[t * num_experts + e]) / sum) * kMassUnit));
+      atomicAdd(mass + row + e, static_cast<unsigned long long>(static_cast<double>(router_score(score, logits[t * num_experts + e] - shift) / sum) * kMassUnit));
   }
 }
 
@@ -166,16 +177,17 @@ __global__ void balance_gradient_kernel(RouterScore score, const float* __restri
     const int64_t document = runs.document_of(t);
     const double length = document_tokens[document];
     const float unit = static_cast<float>(num_experts / (k * length * length));
+    const float shift = logit_shift(score, logits + t * num_experts, num_experts, lane);
     float sum = 0, mean = 0;
     for (int e = lane; e < num_experts; e += 32) {
-      const float s = router_score(score, logits[t * num_experts + e]);
+      const float s = router_score(score, logits[t * num_experts + e] - shift);
       sum += s;
       mean += unit * static_cast<float>(counts[document * num_experts + e]) * s;
     }
     sum = warp_sum(sum);
     mean = warp_sum(mean) / sum;
     for (int e = lane; e < num_experts; e += 32) {
-      const float z = logits[t * num_experts + e];
+      const float z = logits[t * num_experts + e] - shift;
       dlogits[t * num_experts + e] += grad_scale * (unit * static_cast<float>(counts[document * num_experts + e]) - mean) / sum * router_slope(score, z);
     }
   }
@@ -200,7 +212,7 @@ void router_cuda(const Router& r) {
   if (tokens == 0) return;
   const size_t shared = kWarps * static_cast<size_t>(2 * num_experts + r.rule.num_groups) * sizeof(float);
   router_kernel<<<grid_for(tokens, kWarps), kWarps * 32, shared, stream_of(r.stream)>>>(
-      r.rule, r.logits.f32(), r.given ? nullptr : r.bias.f32(), r.experts.i32(), r.weights.f32(), r.counts.defined() ? r.counts.data<unsigned long long>() : nullptr, tokens, num_experts, r.given);
+      r.rule, r.logits.f32(), r.given || !r.bias.defined() ? nullptr : r.bias.f32(), r.experts.i32(), r.weights.f32(), r.counts.defined() ? r.counts.data<unsigned long long>() : nullptr, tokens, num_experts, r.given);
   check_launch("router");
 }
 

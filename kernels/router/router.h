@@ -1,5 +1,5 @@
 // Expert router with a selection bias ("noaux_tc"; DeepSeek-V3, GLM-4.5 and later).
-//   s = sigmoid(logits), sqrt(log(1 + exp(logits))) (DeepSeek-V4) or exp(logits) (softmax; Qwen3, CPU, normalized alone);  chosen = the k largest of s + bias (ties: lower expert), within the best groups where groups exist
+//   s = sigmoid(logits), sqrt(log(1 + exp(logits))) (DeepSeek-V4) or exp(logits) (softmax; Qwen3, normalized alone);  chosen = the k largest of s + bias (ties: lower expert), within the best groups where groups exist
 //   weight_e = scaling * s_e / (sum over chosen of s + 1e-20)          (normalize), else scaling * s_e
 // A group's score is the sum of its two best biased scores; experts outside the kept groups are not eligible.
 // Backward, s^_e = s_e / sum: ds_e = scaling / sum * (dweight_e - sum over chosen of dweight * s^) for chosen e; dz = ds times the

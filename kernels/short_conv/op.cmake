@@ -1,1 +1,1 @@
-hyscale_op(short_conv SOURCES short_conv.cpp)
+hyscale_op(short_conv SOURCES short_conv.cpp short_conv.cu)

@@ -6,6 +6,11 @@
 #include "kernels/common/rows.h"
 
 namespace hyscale {
+
+void short_conv_cuda(const ShortConv&);
+void short_conv_backward_cuda(const ShortConvBackward&);
+size_t short_conv_backward_cuda_workspace_bytes(const ShortConvBackward&);
+
 namespace {
 
 // u[t], with the taps that reach into the token's own document.
@@ -77,7 +82,7 @@ void check_conv(const Conv& c) {
 void short_conv(const ShortConv& c) {
   check_conv(c);
   check_shape(c.y, "y", c.x.shape());
-  HYSCALE_DISPATCH("short_conv", c.x.device(), short_conv_ref(c), unsupported_device("short_conv", c.x.device()));
+  HYSCALE_DISPATCH("short_conv", c.x.device(), short_conv_ref(c), short_conv_cuda(c));
 }
 
 void short_conv_backward(const ShortConvBackward& c) {
@@ -86,9 +91,14 @@ void short_conv_backward(const ShortConvBackward& c) {
   check_shape(c.dx, "dx", c.x.shape());
   check_tensor(c.dweight, "dweight", DType::f32, c.weight.shape());
   HYSCALE_CHECK(c.dy.is_contiguous() && c.dx.is_contiguous(), "dy and dx are contiguous");
-  HYSCALE_DISPATCH("short_conv_backward", c.x.device(), short_conv_backward_ref(c), unsupported_device("short_conv_backward", c.x.device()));
+  HYSCALE_DISPATCH("short_conv_backward", c.x.device(), short_conv_backward_ref(c), short_conv_backward_cuda(c));
 }
 
-size_t short_conv_backward_workspace_bytes(const ShortConvBackward& c) { return aligned_bytes(static_cast<size_t>(c.x.elements()) * sizeof(float)); }
+size_t short_conv_backward_workspace_bytes(const ShortConvBackward& c) {
+#ifdef HYSCALE_HAS_CUDA
+  if (c.x.device().is_cuda() || c.x.dtype() != DType::f32) return short_conv_backward_cuda_workspace_bytes(c);
+#endif
+  return aligned_bytes(static_cast<size_t>(c.x.elements()) * sizeof(float));
+}
 
 }  // namespace hyscale

@@ -1,7 +1,7 @@
 // Causal depthwise convolution over few tokens, then SiLU; every document begins with an empty history.
 //   u[t, c] = sum over j of w[c, j] x[t - (K - 1 - j) dilation, c]     y = u sigmoid(u)
 // Backward: du = dy s (1 + u (1 - s));  dx[t] = sum_j w[j] du[t + (K - 1 - j) dilation];  dw[j] += sum_t du[t] x[t - ...].
-// x, y, dy, dx are contiguous. Runs on the CPU and on meta. Source: Gated DeltaNet (arXiv 2412.06464); dilation: Qwen3.8.
+// x, y, dy, dx are contiguous. Source: Gated DeltaNet (arXiv 2412.06464); dilation: Qwen3.8.
 #pragma once
 #include "core/tensor.h"
 

@@ -1,1 +1,1 @@
-hyscale_op(silu SOURCES silu.cpp)
+hyscale_op(silu SOURCES silu.cpp silu.cu)

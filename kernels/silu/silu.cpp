@@ -5,6 +5,10 @@
 #include "kernels/common/op.h"
 
 namespace hyscale {
+
+void silu_cuda(const Silu&);
+void silu_backward_cuda(const SiluBackward&);
+
 namespace {
 
 void silu_ref(const Silu& s) {
@@ -31,14 +35,14 @@ void silu_backward_ref(const SiluBackward& s) {
 void silu(const Silu& s) {
   HYSCALE_CHECK(s.x.is_contiguous() && s.y.is_contiguous(), "x ", to_string(s.x), " and y ", to_string(s.y), " are contiguous");
   check_shape(s.y, "y", s.x.shape());
-  HYSCALE_DISPATCH("silu", s.x.device(), silu_ref(s), unsupported_device("silu", s.x.device()));
+  HYSCALE_DISPATCH("silu", s.x.device(), silu_ref(s), silu_cuda(s));
 }
 
 void silu_backward(const SiluBackward& s) {
   HYSCALE_CHECK(s.x.is_contiguous() && s.dy.is_contiguous() && s.dx.is_contiguous(), "x ", to_string(s.x), ", dy and dx are contiguous");
   check_shape(s.dy, "dy", s.x.shape());
   check_shape(s.dx, "dx", s.x.shape());
-  HYSCALE_DISPATCH("silu_backward", s.x.device(), silu_backward_ref(s), unsupported_device("silu_backward", s.x.device()));
+  HYSCALE_DISPATCH("silu_backward", s.x.device(), silu_backward_ref(s), silu_backward_cuda(s));
 }
 
 }  // namespace hyscale

@@ -1,5 +1,5 @@
 // SiLU: y = x sigmoid(x).   Backward: dx = dy s (1 + x (1 - s)), s = sigmoid(x).
-// Contiguous, of any shape. Runs on the CPU and on meta.
+// Contiguous, of any shape.
 #pragma once
 #include "core/tensor.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "tests/support/tensors.h"
+#include "tests/kernels/gated_delta/delta_case.h"
 
 namespace hyscale {
 namespace {
@@ -14,28 +14,8 @@ struct Inputs {
   std::vector<double> q, k, v, log_decay, beta;
 };
 
-struct Case {
-  std::vector<int32_t> starts;
-  int64_t key_heads, value_heads, dk, dv;
-  HostTensor q, k, v, log_decay, beta;
-  int64_t tokens() const { return starts.back(); }
-  Case(std::vector<int32_t> lengths, int64_t hk, int64_t hv, int64_t k_dims, int64_t v_dims, float decay = 0.3f)
-      : starts{0}, key_heads(hk), value_heads(hv), dk(k_dims), dv(v_dims) {
-    for (int32_t n : lengths) starts.push_back(starts.back() + n);
-    q = unit_rows(1), k = unit_rows(2), v = test::random({tokens(), hv, dv}, 3);
-    log_decay = test::random({tokens(), hv}, 4), beta = test::random({tokens(), hv}, 5);
-    for (int64_t i = 0; i < beta.size(); ++i) log_decay[i] = -decay * std::abs(log_decay[i]), beta[i] = 1 / (1 + std::exp(-beta[i]));
-  }
-  HostTensor unit_rows(uint64_t seed) const {
-    HostTensor x = test::random({tokens(), key_heads, dk}, seed);
-    for (int64_t row = 0; row < tokens() * key_heads; ++row) {
-      float* r = x.f32() + row * dk;
-      const float norm = std::sqrt(std::inner_product(r, r + dk, r, 1e-6f));
-      for (int64_t d = 0; d < dk; ++d) r[d] /= norm;
-    }
-    return x;
-  }
-  HostTensor document_starts() const { return test::ints({static_cast<int64_t>(starts.size())}, starts); }
+struct Case : test::DeltaCase {
+  using DeltaCase::DeltaCase;
   Inputs inputs() const { return {test::doubles(q), test::doubles(k), test::doubles(v), test::doubles(log_decay), test::doubles(beta)}; }
 };
 

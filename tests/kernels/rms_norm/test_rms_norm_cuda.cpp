@@ -7,18 +7,18 @@ namespace {
 using test::Both;
 
 // x, y, dy and dx are columns [from, from + columns) of wider rows.
-void expect_as_on_cpu(int64_t rows, int64_t columns, int64_t from, bool accumulate, bool with_weight_gradient) {
+void expect_as_on_cpu(int64_t rows, int64_t columns, int64_t from, bool accumulate, bool with_weight_gradient, float offset = 0) {
   SCOPED_TRACE(concat(rows, " rows of ", columns, " from column ", from, accumulate ? ", accumulating" : ""));
   const Shape wide{rows, columns + from};
   const Both x = test::in_bf16(test::random(wide, 1)), w = test::in_bf16(test::random({columns}, 2)), dy = test::in_bf16(test::random(wide, 3));
   const Both y = test::in_bf16(test::filled(wide, 5)), dx = test::in_bf16(test::random(wide, 4)), rstd = test::f32_out({rows}), dw = test::as_is(test::random({columns}, 5));
   const auto part = [&](const Tensor& t) { return t.slice(1, from, from + columns); };
   const auto backward = [&](Device d) {
-    return RmsNormBackward{part(x[d]), w[d], rstd[d], part(dy[d]), part(dx[d]), accumulate, with_weight_gradient ? dw[d] : Tensor(), {}, {}};
+    return RmsNormBackward{part(x[d]), w[d], rstd[d], part(dy[d]), part(dx[d]), accumulate, with_weight_gradient ? dw[d] : Tensor(), {}, {}, offset};
   };
   test::on_both([&](Device d) { return rms_norm_backward_workspace_bytes(backward(d)); },
                 [&](Device d, const Tensor& space) {
-                  rms_norm({part(x[d]), w[d], 1e-5f, part(y[d]), rstd[d], {}});
+                  rms_norm({part(x[d]), w[d], 1e-5f, part(y[d]), rstd[d], {}, offset});
                   RmsNormBackward b = backward(d);
                   b.workspace = space;
                   rms_norm_backward(b);
@@ -34,6 +34,12 @@ TEST(RmsNormCuda, IsAsOnTheCpu) {
   for (int64_t rows : {0, 1, 3, 257})
     for (int64_t columns : {1, 7, 64, 2056})
       for (int64_t from : {0, 8, 3}) expect_as_on_cpu(rows, columns, from, from == 8, from != 3);
+}
+
+// Zero-centred weights, and one of four groups of a wider row.
+TEST(RmsNormCuda, WeightsAroundOneAreAsOnTheCpu) {
+  SKIP_WITHOUT_CUDA();
+  for (int64_t columns : {7, 128, 2560}) expect_as_on_cpu(257, columns, columns, false, true, 1);
 }
 
 TEST(RmsNormCuda, WithoutAWeightIsAsOnTheCpu) {

@@ -36,6 +36,7 @@ TEST(RouterCuda, IsAsOnTheCpu) {
     expect_as_on_cpu({.k = 4, .num_groups = 8, .kept_groups = 3}, tokens, 64);
     expect_as_on_cpu({.k = 33}, tokens, 40);
     expect_as_on_cpu({.k = 6, .scaling = 1.5f, .score = RouterScore::sqrt_softplus}, tokens, 256);
+    expect_as_on_cpu({.k = 10, .score = RouterScore::softmax}, tokens, 512);
   }
 }
 
@@ -45,6 +46,23 @@ TEST(RouterCuda, TiesGoToTheLowerExpert) {
   const Both weights = test::f32_out({2, 40});
   test::on_both([&](Device d) { router({{.k = 40}, logits[d], bias[d], chosen[d], weights[d], {}, {}}); });
   EXPECT_SAME_AS_ON_CPU(chosen);
+}
+
+// exp of these logits overflows, and softmax routers have no bias.
+TEST(RouterCuda, SoftmaxOfLargeLogitsIsAsOnTheCpu) {
+  SKIP_WITHOUT_CUDA();
+  const RouterRule rule{.k = 4, .score = RouterScore::softmax};
+  HostTensor large = test::random({50, 40}, 1);
+  for (int64_t i = 0; i < large.size(); ++i) large[i] += 300;
+  const Both logits = test::as_is(large), chosen = test::as_is(HostTensor(DType::i32, {50, 4})), weights = test::f32_out({50, 4}), dweights = test::as_is(test::random({50, 4}, 2));
+  const Both dlogits = test::f32_out({50, 40});
+  test::on_both([&](Device d) {
+    router({rule, logits[d], {}, chosen[d], weights[d], {}, {}});
+    router_backward({rule, logits[d], chosen[d], dweights[d], dlogits[d], {}});
+  });
+  EXPECT_SAME_AS_ON_CPU(chosen);
+  EXPECT_AS_ON_CPU(weights, test::kF32);
+  EXPECT_AS_ON_CPU(dlogits, test::kF32);
 }
 
 TEST(RouterCuda, HashRoutingIsAsOnTheCpu) {
@@ -61,7 +79,7 @@ TEST(RouterCuda, HashRoutingIsAsOnTheCpu) {
 TEST(BalanceLossCuda, IsAsOnTheCpu) {
   SKIP_WITHOUT_CUDA();
   for (const auto& starts : {std::vector<int32_t>{0, 0}, {0, 1}, {0, 3, 3, 7}, {0, 100, 101, 333}})
-    for (const auto& [experts, score] : {std::pair{int64_t{6}, RouterScore::sigmoid}, {160, RouterScore::sigmoid}, {256, RouterScore::sqrt_softplus}}) {
+    for (const auto& [experts, score] : {std::pair{int64_t{6}, RouterScore::sigmoid}, {160, RouterScore::sigmoid}, {256, RouterScore::sqrt_softplus}, {512, RouterScore::softmax}}) {
       SCOPED_TRACE(concat(starts.back(), " tokens, ", experts, " experts"));
       const int64_t documents = static_cast<int64_t>(starts.size()) - 1;
       std::vector<int32_t> ids, lengths;
