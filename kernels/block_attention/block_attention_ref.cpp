@@ -32,7 +32,7 @@ int64_t list_tokens(const AttendedBlocks& b, int64_t t, int32_t* tokens) {
     const int32_t first = b.first_token.i32()[b.selection.indices.i32()[t * k + j]];
     for (int32_t i = 0; i < b.ratio; ++i) tokens[count++] = first + i;
   }
-  for (int64_t i = t + 1 - tail; i <= t; ++i) tokens[count++] = static_cast<int32_t>(i);
+  for (int64_t i = b.first_row + t + 1 - tail; i <= b.first_row + t; ++i) tokens[count++] = static_cast<int32_t>(i);
   return count;
 }
 

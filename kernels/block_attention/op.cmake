@@ -1,1 +1,1 @@
-hyscale_op(block_attention SOURCES block_attention.cpp block_attention_ref.cpp DEPENDS OpenBLAS::OpenBLAS)
+hyscale_op(block_attention SOURCES block_attention.cpp block_attention_ref.cpp block_attention_plain.cu DEPENDS OpenBLAS::OpenBLAS)

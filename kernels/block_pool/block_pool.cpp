@@ -4,6 +4,10 @@
 #include "kernels/common/rows.h"
 
 namespace hyscale {
+
+void block_pool_cuda(const BlockPool&);
+void block_pool_backward_cuda(const BlockPoolBackward&);
+
 namespace {
 
 void block_pool_ref(const BlockPool& p) {
@@ -37,12 +41,12 @@ void check_pool(const Tensor& x, const Tensor& first_token, int64_t ratio, const
 
 void block_pool(const BlockPool& p) {
   check_pool(p.x, p.first_token, p.ratio, p.pooled);
-  HYSCALE_DISPATCH("block_pool", p.x.device(), block_pool_ref(p), unsupported_device("block_pool", p.x.device()));
+  HYSCALE_DISPATCH("block_pool", p.x.device(), block_pool_ref(p), block_pool_cuda(p));
 }
 
 void block_pool_backward(const BlockPoolBackward& p) {
   check_pool(p.dx, p.first_token, p.ratio, p.dpooled);
-  HYSCALE_DISPATCH("block_pool_backward", p.dx.device(), block_pool_backward_ref(p), unsupported_device("block_pool_backward", p.dx.device()));
+  HYSCALE_DISPATCH("block_pool_backward", p.dx.device(), block_pool_backward_ref(p), block_pool_backward_cuda(p));
 }
 
 }  // namespace hyscale

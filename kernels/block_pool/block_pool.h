@@ -1,6 +1,6 @@
 // Mean of the rows of every block of neighbouring tokens: pooled[e] = 1 / ratio sum over i < ratio of x[first_token[e] + i], f32 sum.
 // Backward: dx[first_token[e] + i] = dpooled[e] / ratio; tokens of no block get zeros. No two blocks share a token.
-// Rows of x and dx may be strided. Runs on the CPU and on meta. Source: Qwen3.8 (QSA), report equation 13.
+// Rows of x and dx may be strided. CUDA takes f32 or bf16. Source: Qwen3.8 (QSA), report equation 13.
 #pragma once
 #include "core/tensor.h"
 

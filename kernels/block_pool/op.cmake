@@ -1,1 +1,1 @@
-hyscale_op(block_pool SOURCES block_pool.cpp)
+hyscale_op(block_pool SOURCES block_pool.cpp block_pool.cu)

@@ -85,7 +85,7 @@ void GatedAttention::backward(Context& ctx, int slot, const Tensor& dy, const Te
   {
     const ArenaScope inner(*ctx.scratch);
     BlockAttentionBackward a{s.q, s.k, s.v, {b.ratio, b.first_token, ctx.sequence->positions, ctx.selections->get(slot, ctx.stream)}, scale(), s.o, s.lse, dout, dq, dk, dv,
-                             block_mass, {}, ctx.stream};
+                             block_mass, {}, ctx.stream, ctx.deterministic};
     a.workspace = workspace(ctx, block_attention_backward_workspace_bytes(a));
     block_attention_backward(a);
   }
