@@ -196,7 +196,7 @@ void block_attention_backward_plain(const BlockAttentionBackward& a, FixedKeySum
 void block_attention_forward_cuda(const BlockAttentionForward& a) {
   check_types(a);
   if (a.q.size(0) == 0) return;
-  block_attention_forward_plain(a);
+  block_attention_fits_hopper(a) ? block_attention_forward_hopper(a) : block_attention_forward_plain(a);
 }
 
 size_t block_attention_backward_cuda_workspace_bytes(const BlockAttentionBackward& a) {
@@ -207,7 +207,7 @@ void block_attention_backward_cuda(const BlockAttentionBackward& a) {
   check_types(a);
   HYSCALE_CHECK(a.dout.dtype() == a.q.dtype() && a.dq.dtype() == a.q.dtype(), "q ", to_string(a.q), ", dout ", to_string(a.dout), ", dq ", to_string(a.dq));
   if (a.q.size(0) == 0) return;
-  if (!a.deterministic) return block_attention_backward_plain(a, {});
+  if (!a.deterministic) return block_attention_fits_hopper(a) ? block_attention_backward_hopper(a) : block_attention_backward_plain(a, {});
   constexpr int kGrid = 1024;
   const cudaStream_t stream = stream_of(a.stream);
   const int64_t query_rows = a.q.size(0) * a.q.size(1), key_rows = a.k.size(0) * a.k.size(1);
