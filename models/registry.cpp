@@ -11,6 +11,8 @@ namespace hyscale {
 
 std::unique_ptr<Model> make_model(const nlohmann::json& hf_config, const std::string& path, const ModelOptions& options) {
   const std::string type = JsonReader(hf_config, path).text_or("model_type", "");
+  if (options.e4m3_indexer && type != "glm_moe_dsa")
+    throw UserError(concat(path, ": \"model_type\" is \"", type, "\" and model.indexer_dtype e4m3; only the indexer of \"glm_moe_dsa\" selects in e4m3: leave it at activation"));
   if (type == "glm_moe_dsa") return std::make_unique<GlmModel>(hf_config, path, options);
   if (type == "deepseek_v4") return std::make_unique<V4Model>(hf_config, path, options);
   if (type == "qwen4_exp" || type == "qwen4_exp_text") return std::make_unique<QwenModel>(hf_config, path, options);

@@ -9,6 +9,7 @@ namespace hyscale {
 
 struct ModelOptions {
   float latent_norm_eps = 1e-6f;  // of the two latent norms (Hugging Face's default; released configurations do not say)
+  bool e4m3_indexer = false;      // select by index queries and keys in e4m3
   bool mtp = false;               // train the multi-token-prediction layer
   int mtp_depths = 1;
   float router_bias_update_rate = 0;

@@ -27,6 +27,14 @@ void check_update(const FlashTopKState& s, const FlashTopKUpdate& u) {
   HYSCALE_CHECK(u.q.rank() == 3 && u.q.size(0) == queries && u.q.is_contiguous(), "q is ", to_string(u.q), " for ", queries, " queries");
   HYSCALE_CHECK(u.keys.rank() == 2 && u.keys.size(1) == u.q.size(2) && u.keys.stride(1) == 1 && u.keys.dtype() == u.q.dtype(), "keys are ", to_string(u.keys), ", q ",
                 to_string(u.q));
+  const bool scaled = u.q.dtype() == DType::f8e4m3;
+  HYSCALE_CHECK(scaled == u.q_scales.defined() && scaled == u.key_scales.defined(), "q is ", to_string(u.q), u.q_scales.defined() ? " with" : " without", " q_scales and",
+                u.key_scales.defined() ? " with" : " without", " key_scales; f8e4m3 has both, others have none");
+  if (scaled) {
+    check_tensor(u.q_scales, "q_scales", DType::f32, {queries, u.q.size(1)});
+    check_tensor(u.key_scales, "key_scales", DType::f32, {u.keys.size(0)});
+    HYSCALE_CHECK(u.q_scales.is_contiguous() && u.key_scales.is_contiguous(), "q_scales and key_scales are contiguous");
+  }
   if (u.weights.defined()) check_tensor(u.weights, "weights", DType::f32, {queries, u.q.size(1)});
   check_tensor(u.begin, "begin", DType::i32, {queries});
   check_tensor(u.end, "end", DType::i32, {queries});
@@ -53,7 +61,7 @@ void flash_topk_update(FlashTopKState& s, const FlashTopKUpdate& u) {
 }
 
 size_t flash_topk_update_workspace_bytes(const FlashTopKState& s, const FlashTopKUpdate& u) {
-  if (u.q.dtype() == DType::f32) return flash_topk_update_ref_workspace_bytes(s, u);
+  if (u.q.dtype() == DType::f32 || (u.q.dtype() == DType::f8e4m3 && u.q.device().is_cpu())) return flash_topk_update_ref_workspace_bytes(s, u);
   return aligned_bytes(sizeof(int32_t)) + aligned_bytes(static_cast<size_t>(topk::list_bytes(u, s.k)));
 }
 

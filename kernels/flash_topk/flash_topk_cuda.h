@@ -29,6 +29,7 @@ constexpr int kPlainBlocks = 132 * 8;  // of the plain form, a list each
 // Shapes with a tensor-core form; all others take the plain one.
 inline bool has_tensor_core_form(const FlashTopKUpdate& u) {
   const int64_t heads = u.q.size(1), dims = u.q.size(2);
+  if (u.q.dtype() == DType::f8e4m3) return dims == 128 && (heads == 32 || heads == 64);
   return (dims == 64 || dims == 128) && (heads == 32 || heads == 64 || (heads == 4 && !u.weights.defined()));
 }
 inline int64_t list_bytes(const FlashTopKUpdate& u, int64_t k) {

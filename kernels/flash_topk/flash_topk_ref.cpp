@@ -24,15 +24,25 @@ bool better(const Candidate& a, const Candidate& b) { return a.score > b.score |
 
 int64_t num_blocks(int64_t num_keys) { return (num_keys + kLanes - 1) / kLanes; }
 
+float value(const Tensor& x, int64_t i) { return x.dtype() == DType::f8e4m3 ? e4m3_to_float(x.data<uint8_t>()[i]) : x.f32()[i]; }
+
+// The heads of a query; e4m3 as values in `memory`.
+const float* heads_of(const FlashTopKUpdate& u, int64_t t, float* memory) {
+  const int64_t heads = u.q.size(1), dims = u.q.size(2), first = t * heads * dims;
+  if (u.q.dtype() == DType::f32) return u.q.f32() + first;
+  for (int64_t i = 0; i < heads * dims; ++i) memory[i] = value(u.q, first + i) * u.q_scales.f32()[t * heads + i / dims];
+  return memory;
+}
+
 // packed[block][d][lane]; lanes beyond the last key are zero.
-void pack_keys(const Tensor& keys, float* packed) {
-  const int64_t num_keys = keys.size(0), dims = keys.size(1);
+void pack_keys(const FlashTopKUpdate& u, float* packed) {
+  const int64_t num_keys = u.keys.size(0), dims = u.keys.size(1);
 #pragma omp parallel for
   for (int64_t b = 0; b < num_blocks(num_keys); ++b)
     for (int64_t lane = 0; lane < kLanes; ++lane) {
       const int64_t key = b * kLanes + lane;
-      for (int64_t d = 0; d < dims; ++d)
-        packed[(b * dims + d) * kLanes + lane] = key < num_keys ? keys.f32()[key * keys.stride(0) + d * keys.stride(1)] : 0;
+      const float scale = u.key_scales.defined() && key < num_keys ? u.key_scales.f32()[key] : 1;
+      for (int64_t d = 0; d < dims; ++d) packed[(b * dims + d) * kLanes + lane] = key < num_keys ? value(u.keys, key * u.keys.stride(0) + d) * scale : 0;
     }
 }
 
@@ -96,7 +106,8 @@ class Candidates {
 
 size_t flash_topk_update_ref_workspace_bytes(const FlashTopKState& s, const FlashTopKUpdate& u) {
   const size_t packed = static_cast<size_t>(num_blocks(u.keys.size(0)) * kLanes * u.keys.size(1)) * sizeof(float);
-  return aligned_bytes(packed) + aligned_bytes(static_cast<size_t>(omp_get_max_threads() * 2 * s.k) * sizeof(Candidate));
+  const size_t threads = static_cast<size_t>(omp_get_max_threads());
+  return aligned_bytes(packed) + aligned_bytes(threads * static_cast<size_t>(2 * s.k) * sizeof(Candidate)) + aligned_bytes(threads * static_cast<size_t>(u.q.size(1) * u.q.size(2)) * sizeof(float));
 }
 
 void flash_topk_update_ref(FlashTopKState& s, const FlashTopKUpdate& u) {
@@ -104,7 +115,8 @@ void flash_topk_update_ref(FlashTopKState& s, const FlashTopKUpdate& u) {
   Workspace workspace(u.workspace);
   float* packed = workspace.take<float>(num_blocks(num_keys) * kLanes * dims);
   Candidate* lists = workspace.take<Candidate>(omp_get_max_threads() * 2 * s.k);
-  pack_keys(u.keys, packed);
+  float* values = workspace.take<float>(omp_get_max_threads() * heads * dims);
+  pack_keys(u, packed);
   int32_t nan_query = s.nan_query.i32()[0];
 #pragma omp parallel for schedule(dynamic, 16) reduction(min : nan_query)
   for (int64_t t = 0; t < queries; ++t) {
@@ -112,10 +124,10 @@ void flash_topk_update_ref(FlashTopKState& s, const FlashTopKUpdate& u) {
     list.load(s.scores.f32() + t * s.k, s.indices.i32() + t * s.k, s.counts.i32()[t]);
     const int64_t first = std::max<int64_t>(u.begin.i32()[t] - u.first_key, 0);
     const int64_t last = std::min<int64_t>(u.end.i32()[t] - u.first_key, num_keys);
+    const float* q = heads_of(u, t, values + omp_get_thread_num() * heads * dims);
     float scores[kLanes];
     for (int64_t b = first / kLanes; b * kLanes < last; ++b) {
-      score_block(u.q.f32() + t * heads * dims, u.weights.defined() ? u.weights.f32() + t * heads : nullptr, packed + b * dims * kLanes, heads,
-                  dims, scores);
+      score_block(q, u.weights.defined() ? u.weights.f32() + t * heads : nullptr, packed + b * dims * kLanes, heads, dims, scores);
       for (int64_t lane = std::max<int64_t>(first - b * kLanes, 0); lane < std::min(kLanes, last - b * kLanes); ++lane) {
         if (std::isnan(scores[lane])) nan_query = std::min(nan_query, static_cast<int32_t>(t));
         list.offer(scores[lane], u.first_key + b * kLanes + lane);

@@ -30,12 +30,12 @@ void check_inputs(const Op& g) {
 void gated_delta(const GatedDelta& g) {
   check_inputs(g);
   check_heads(g.o, "o", g.v);
-  HYSCALE_DISPATCH("gated_delta", g.q.device(), gated_delta_ref(g), gated_delta_plain(g));
+  HYSCALE_DISPATCH("gated_delta", g.q.device(), gated_delta_ref(g), gated_delta_chunks_fit(g) ? gated_delta_chunks(g) : gated_delta_plain(g));
 }
 
 size_t gated_delta_workspace_bytes(const GatedDelta& g) {
 #ifdef HYSCALE_HAS_CUDA
-  if (g.q.device().is_cuda() || g.q.dtype() != DType::f32) return 0;
+  if (g.q.device().is_cuda() || g.q.dtype() != DType::f32) return gated_delta_chunks_fit(g) ? gated_delta_chunks_workspace_bytes(g) : 0;
 #endif
   return gated_delta_ref_workspace_bytes(g);
 }
@@ -48,12 +48,12 @@ void gated_delta_backward(const GatedDeltaBackward& g) {
   check_heads(g.dv, "dv", g.v);
   check_tensor(g.dlog_decay, "dlog_decay", DType::f32, g.log_decay.shape());
   check_tensor(g.dbeta, "dbeta", DType::f32, g.log_decay.shape());
-  HYSCALE_DISPATCH("gated_delta_backward", g.q.device(), gated_delta_backward_ref(g), gated_delta_backward_plain(g));
+  HYSCALE_DISPATCH("gated_delta_backward", g.q.device(), gated_delta_backward_ref(g), gated_delta_chunks_fit(g) ? gated_delta_chunks(g) : gated_delta_backward_plain(g));
 }
 
 size_t gated_delta_backward_workspace_bytes(const GatedDeltaBackward& g) {
 #ifdef HYSCALE_HAS_CUDA
-  if (g.q.device().is_cuda() || g.q.dtype() != DType::f32) return gated_delta_backward_plain_workspace_bytes(g);
+  if (g.q.device().is_cuda() || g.q.dtype() != DType::f32) return gated_delta_chunks_fit(g) ? gated_delta_chunks_workspace_bytes(g) : gated_delta_backward_plain_workspace_bytes(g);
 #endif
   return gated_delta_backward_ref_workspace_bytes(g);
 }

@@ -12,6 +12,7 @@ namespace hyscale {
 GlmModel::GlmModel(const nlohmann::json& hf_config, const std::string& path, const ModelOptions& options)
     : LayeredModel(hf_config, options.router_bias_update_rate), config_(parse_glm_config(hf_config, path)), options_(options) {
   config_.attention.latent_eps = options.latent_norm_eps;
+  config_.indexer.e4m3 = options.e4m3_indexer;
   config_.moe.expert_rank = options.expert_rank;
   config_.moe.expert_ranks = options.expert_ranks;
   if (options.mtp && config_.mtp_layers != 1)

@@ -52,7 +52,7 @@ void Indexer::project(Context& ctx, const Tensor& u, const Tensor& c_q, const Te
 }
 
 Tensor Indexer::select(Context& ctx, int slot, const Tensor& kv, Saved& s) {
-  const ContextRows rows = select_keys(ctx, slot, config_.k, {s.q, s.weights, ctx.sequence->key_begin, ctx.sequence->key_end}, kv, s.k);
+  const ContextRows rows = select_keys(ctx, slot, config_.k, {s.q, s.weights, ctx.sequence->key_begin, ctx.sequence->key_end, config_.e4m3}, kv, s.k);
   s.all_keys = rows.keys;
   return rows.kv;
 }

@@ -12,6 +12,7 @@ namespace hyscale {
 struct IndexerConfig {
   int64_t hidden_size = 0, q_rank = 0, num_heads = 0, head_dim = 0, rope_dim = 0, k = 0;
   bool rope_interleaved = true;
+  bool e4m3 = false;  // select by queries and keys rounded to e4m3; gradients take the rounding as the identity
 };
 
 class Indexer {

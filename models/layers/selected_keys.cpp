@@ -2,8 +2,24 @@
 
 #include "kernels/flash_topk/flash_topk.h"
 #include "kernels/index_loss/index_loss.h"
+#include "kernels/quantize_rows/quantize_rows.h"
 
 namespace hyscale {
+namespace {
+
+struct ScaledRows {
+  Tensor rows, scales;
+};
+// x [..., D] as e4m3 with scales f32 [...], in scratch memory.
+ScaledRows rounded_to_e4m3(Context& ctx, const Tensor& x) {
+  const int64_t dims = x.size(-1);
+  Shape outer = Shape(x.shape().dims().first(static_cast<size_t>(x.rank() - 1)));
+  const ScaledRows r{ctx.scratch->allocate(DType::f8e4m3, x.shape()), ctx.scratch->allocate(DType::f32, outer)};
+  quantize_rows({x.rank() == 2 ? x : x.view({outer.elements(), dims}), r.rows.view({outer.elements(), dims}), r.scales.view({outer.elements()}), ctx.stream});
+  return r;
+}
+
+}  // namespace
 
 ContextRows select_keys(Context& ctx, int slot, int64_t k, const KeyScorer& scorer, const Tensor& kv, const Tensor& keys, const RowShards* shards) {
   const ArenaScope scope(*ctx.scratch);
@@ -12,9 +28,11 @@ ContextRows select_keys(Context& ctx, int slot, int64_t k, const KeyScorer& scor
   FlashTopKState state{k, ctx.scratch->allocate(DType::f32, {queries, k}), ctx.scratch->allocate(DType::i32, {queries, k}),
                        ctx.scratch->allocate(DType::i32, {queries}), ctx.selections->nan_query(slot)};
   flash_topk_begin(state, ctx.stream);
+  const ScaledRows q = scorer.e4m3 ? rounded_to_e4m3(ctx, scorer.q) : ScaledRows{scorer.q, {}};
   const ContextRows rows = gather_context_rows(ctx, kv, keys, [&](int64_t first, const Tensor& arrived) {
     const ArenaScope update_scope(*ctx.scratch);
-    FlashTopKUpdate update{scorer.q, scorer.weights, arrived, first, scorer.begin, scorer.end, {}, ctx.stream};
+    const ScaledRows k = scorer.e4m3 ? rounded_to_e4m3(ctx, arrived) : ScaledRows{arrived, {}};
+    FlashTopKUpdate update{q.rows, scorer.weights, k.rows, first, scorer.begin, scorer.end, {}, ctx.stream, q.scales, k.scales};
     update.workspace = workspace(ctx, flash_topk_update_workspace_bytes(state, update));
     flash_topk_update(state, update);
   }, shards);

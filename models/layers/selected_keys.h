@@ -7,8 +7,10 @@
 namespace hyscale {
 
 // An indexer's queries [T, J, D] and weights f32 [T, J] (absent: ones); query t sees the keys begin[t] .. end[t] of the whole sequence.
+// e4m3: queries and keys are rounded to it, a scale per row.
 struct KeyScorer {
   Tensor q, weights, begin, end;
+  bool e4m3 = false;
 };
 
 // FlashTopK into the store's slot over the keys of all ranks, which arrive together with kv (absent without a ring): as

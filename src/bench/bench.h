@@ -56,11 +56,13 @@ struct TableSelect {
 void make_table(TableSelect&, Memory&);
 void table_select(const TableSelect&);
 
-// Cases whose name contains `only`.
-std::vector<Row> topk_benchmark(bool quick, const std::string& only = "");
+// Cases whose name contains `only`; `kinds`: inputs of many kinds at odd sizes instead of the usual ones.
+std::vector<Row> topk_benchmark(bool quick, bool kinds, const std::string& only);
 std::vector<Row> dense_benchmark(bool quick);
 // GLM's latent shape with 64K and 1M rows, ids random and of neighbours that share; `loss`: of the index loss instead.
 std::vector<Row> attention_benchmark(int64_t queries, bool loss);
+// The same for block attention at Qwen3.8's shape.
+std::vector<Row> block_attention_benchmark(int64_t queries);
 // A layer of `family` (glm, deepseek_v4) as one rank of `ranks` runs it on a sequence of `tokens`: forward, recomputation, backward.
 std::vector<Row> layer_benchmark(const std::string& family, int64_t tokens, int ranks);
 

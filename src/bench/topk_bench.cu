@@ -1,44 +1,18 @@
 // FlashTopK against the way of today's systems: scores by cuBLAS in row chunks into a table, a head reduction, and an exact
 // radix select over the table. Both are checked on sampled queries against f64: no key outside the rounding band of the k-th
-// score may be in or out.
+// score may be in or out; FlashTopK also against a sort of its own scores.
 #include <algorithm>
 #include <cmath>
 
-#include "bench/bench.h"
+#include "bench/topk_case.h"
 #include "kernels/common/cuda.cuh"
-#include "kernels/flash_topk/flash_topk.h"
 #include "kernels/gemm/gemm.h"
 
 namespace hyscale::bench {
 namespace {
 
-struct Shape3 {
-  const char* name;
-  int64_t queries, keys, heads, k;
-  bool weighted;
-  enum class Order { normal, rising } order = Order::normal;
-  int64_t ratio = 1;  // tokens per key: above 1 every token of the sequence is a query and sees the keys behind it
-};
-constexpr int64_t kDims = 128;
-
-// Queries are the last of the keys; causal.
-__global__ void ranges_kernel(int32_t* begin, int32_t* end, int64_t queries, int64_t keys, bool causal, int64_t ratio) {
-  for (int64_t t = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; t < queries; t += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    begin[t] = 0;
-    end[t] = static_cast<int32_t>(ratio > 1 ? (t + 1) / ratio : causal ? keys - queries + t + 1 : keys);
-  }
-}
-
-// Rising scores: every query is all ones, key s holds s / keys in every dimension (as bf16 in steps), so later keys score higher.
-__global__ void rising_kernel(bf16* q, int64_t q_count, bf16* keys, int64_t num_keys) {
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < q_count; i += static_cast<int64_t>(gridDim.x) * blockDim.x) q[i] = __float2bfloat16(1);
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < num_keys * kDims; i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    const int64_t s = i / kDims, d = i % kDims;
-    // Digits of s in base 128 spread over three dimensions: the sum rises with s exactly.
-    const int64_t digit = d == 0 ? s / 16384 : d == 1 ? s / 128 % 128 : d == 2 ? s % 128 : 0;
-    keys[i] = __float2bfloat16(static_cast<float>(digit) * (d == 0 ? 16384.f : d == 1 ? 128.f : 1.f));
-  }
-}
+// Sums of e4m3 products keep 13 bits below the largest term of a step of 32 dimensions.
+constexpr double kBandOfE4m3 = 1e-3;
 
 // table[r, s] = sum_h w relu(scores[r, h, s]) for a chunk of rows.
 __global__ void reduce_heads_kernel(const bf16* __restrict__ scores, const float* __restrict__ weights, float* __restrict__ table, int64_t heads, int64_t keys) {
@@ -99,107 +73,37 @@ __global__ void __launch_bounds__(1024) radix_select_kernel(const float* __restr
     }
 }
 
-struct Problem {
+Row flash(const TopKCase& c) {
   Memory memory;
-  Shape3 shape;
-  Tensor q, keys, weights, begin, end;
-  explicit Problem(const Shape3& s) : shape(s) {
-    q = memory.normal({s.queries, s.heads, kDims}, 1);
-    keys = memory.normal({s.keys, kDims}, 2);
-    if (s.weighted) weights = memory.uniform({s.queries, s.heads}, 3, -0.05f, 0.15f);
-    begin = memory.make(DType::i32, {s.queries}, "ranges");
-    end = memory.make(DType::i32, {s.queries}, "ranges");
-    ranges_kernel<<<256, 256>>>(begin.i32(), end.i32(), s.queries, s.keys, s.queries <= s.keys, s.ratio);
-    if (s.order == Shape3::Order::rising) {
-      rising_kernel<<<1024, 256>>>(q.data<bf16>(), q.elements(), keys.data<bf16>(), s.keys);
-      weights = memory.uniform({s.queries, s.heads}, 3, 0.03f, 0.03f);
-    }
-    synchronize(kCuda, {});
-  }
-  double pairs() const {
-    const double n = static_cast<double>(shape.keys), t = static_cast<double>(shape.queries);
-    return shape.ratio > 1 ? t * n / 2 : t * (n - t) + t * (t + 1) / 2;
-  }
-  double tflop() const { return 2e-12 * pairs() * static_cast<double>(shape.heads * kDims); }
-};
-
-template <typename T>
-std::vector<T> download(const Tensor& t, int64_t first, int64_t count) {
-  std::vector<T> host(static_cast<size_t>(count));
-  copy_bytes(host.data(), {}, t.data<T>() + first, kCuda, host.size() * sizeof(T), {});
-  synchronize(kCuda, {});
-  return host;
-}
-
-// Scores of one query in f64 from the bf16 inputs.
-__global__ void exact_scores_kernel(const bf16* __restrict__ q, const bf16* __restrict__ keys, const float* __restrict__ weights, double* __restrict__ scores, int heads, int64_t count) {
-  for (int64_t s = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; s < count; s += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    double sum = 0;
-    for (int h = 0; h < heads; ++h) {
-      double dot = 0;
-      for (int d = 0; d < kDims; ++d) dot += static_cast<double>(to_f32(q[h * kDims + d])) * static_cast<double>(to_f32(keys[s * kDims + d]));
-      sum += (weights ? weights[h] : 1) * fmax(dot, 0.0);
-    }
-    scores[s] = sum;
-  }
-}
-
-// band: how far f32 (or, for the table, bf16) scores may lie from f64.
-std::string check(const Problem& p, const Tensor& indices, double band) {
-  Memory memory;
-  const Tensor exact = memory.make(DType::f64, {p.shape.keys}, "exact scores");
-  for (const int64_t t : {int64_t{0}, int64_t{1}, p.shape.queries / 2 + 3, p.shape.queries - 1}) {
-    const int64_t visible = download<int32_t>(p.end, t, 1)[0], wanted = std::min(p.shape.k, visible);
-    if (wanted == 0) continue;
-    exact_scores_kernel<<<1024, 256>>>(p.q.data<bf16>() + t * p.shape.heads * kDims, p.keys.data<bf16>(), p.weights.defined() ? p.weights.f32() + t * p.shape.heads : nullptr,
-                                       exact.data<double>(), static_cast<int>(p.shape.heads), visible);
-    const std::vector<double> scores = download<double>(exact, 0, visible);
-    const std::vector<int32_t> found = download<int32_t>(indices, t * p.shape.k, p.shape.k);
-    std::vector<double> sorted = scores;
-    std::nth_element(sorted.begin(), sorted.begin() + wanted - 1, sorted.end(), std::greater<>());
-    const double kth = sorted[static_cast<size_t>(wanted - 1)], margin = band * std::max(1.0, std::abs(kth));
-    std::vector<char> chosen(static_cast<size_t>(visible));
-    for (int64_t j = 0; j < wanted; ++j) {
-      const int32_t s = found[static_cast<size_t>(j)];
-      if (s < 0 || s >= visible || chosen[static_cast<size_t>(s)]) return concat("WRONG: query ", t, " slot ", j, " is ", s);
-      chosen[static_cast<size_t>(s)] = 1;
-      if (scores[static_cast<size_t>(s)] < kth - margin) return concat("WRONG: query ", t, " key ", s, " scores ", scores[static_cast<size_t>(s)], " below ", kth);
-    }
-    for (int64_t s = 0; s < visible; ++s)
-      if (!chosen[static_cast<size_t>(s)] && scores[static_cast<size_t>(s)] > kth + margin) return concat("WRONG: query ", t, " misses key ", s);
-  }
-  return "exact within rounding";
-}
-
-Row flash(const Problem& p) {
-  Memory memory;
-  const Shape3& s = p.shape;
+  const TopKShape& s = c.shape;
   const size_t before = allocated_bytes(kCuda);
   const Selection out{memory.make(DType::i32, {s.queries, s.k}, "selection"), memory.make(DType::i32, {s.queries}, "selection")};
   const size_t result = allocated_bytes(kCuda) - before;
-  FlashTopKState state{s.k, memory.make(DType::f32, {s.queries, s.k}, "state"), memory.make(DType::i32, {s.queries, s.k}, "state"), memory.make(DType::i32, {s.queries}, "state"),
-                       memory.make(DType::i32, {1}, "state")};
-  FlashTopKUpdate u{p.q, p.weights, p.keys, 0, p.begin, p.end, {}, {}};
+  FlashTopKState state = c.state(memory, s.queries, s.k);
+  FlashTopKUpdate u = c.update();
   u.workspace = memory.make(DType::u8, {static_cast<int64_t>(flash_topk_update_workspace_bytes(state, u))}, "workspace");
   const auto run = [&] {
+    c.quantize();
     flash_topk_begin(state, {});
     flash_topk_update(state, u);
     flash_topk_finish(state, out, {});
   };
   Row r;
   r.name = concat(s.name, ": FlashTopK");
-  r.ms = median_ms(run, p.tflop() < 500 ? 3 : 1);
-  r.tflop = p.tflop();
-  r.gigabytes = 1e-9 * static_cast<double>(p.q.bytes() + p.keys.bytes() + out.indices.bytes());
+  r.ms = median_ms(run, c.tflop() < 500 ? 3 : 1);
+  r.tflop = c.tflop();
+  r.gigabytes = 1e-9 * static_cast<double>(u.q.bytes() + u.keys.bytes() + out.indices.bytes());
   r.extra_bytes = allocated_bytes(kCuda) - before - result;
-  r.check = check(p, out.indices, 1e-4);
+  r.check = c.check_against_own_scores(out.indices);
+  if (r.check.empty()) r.check = c.check_against_f64(out.indices, s.e4m3 ? kBandOfE4m3 : 1e-4);
+  if (r.check.empty()) r.check = "exact";
   r.gemm_rate = sustained_gemm_rate(r.ms);
   return r;
 }
 
-Row table(const Problem& p, int64_t rows) {
+Row table(const TopKCase& p, int64_t rows) {
   Memory memory;
-  const Shape3& s = p.shape;
+  const TopKShape& s = p.shape;
   const size_t before = allocated_bytes(kCuda);
   TableSelect t{p.q, p.keys, p.weights, p.end, download<int32_t>(p.end, 0, s.queries), memory.make(DType::i32, {s.queries, s.k}, "selection"), rows, {}, {}, {}};
   const size_t result = allocated_bytes(kCuda) - before;
@@ -210,7 +114,8 @@ Row table(const Problem& p, int64_t rows) {
   r.tflop = p.tflop();
   r.gigabytes = 1e-9 * static_cast<double>(s.queries * s.keys) * (2.0 * 2 * static_cast<double>(s.heads) + 6 * 4);
   r.extra_bytes = allocated_bytes(kCuda) - before - result;
-  r.check = check(p, t.indices, 3e-2);
+  r.check = p.check_against_f64(t.indices, 3e-2);
+  if (r.check.empty()) r.check = "exact within rounding";
   r.gemm_rate = sustained_gemm_rate(std::min(r.ms, 1000.0));
   return r;
 }
@@ -238,28 +143,40 @@ void table_select(const TableSelect& t) {
   }
 }
 
-std::vector<Row> topk_benchmark(bool quick, const std::string& only) {
+std::vector<Row> topk_benchmark(bool quick, bool kinds, const std::string& only) {
   const int64_t m = 1 << 20;
-  using Order = Shape3::Order;
-  const std::vector<Shape3> shapes = {
-      {"GLM, last 8K of 1M keys", 8448, m, 32, 2048, true},        {"GLM, 1M keys, rising scores", 8448, m, 32, 2048, true, Order::rising},
-      {"GLM, triangle 128K", 131072, 131072, 32, 2048, true},      {"GLM, triangle 64K", 65536, 65536, 32, 2048, true},
-      {"GLM, triangle 16K", 16384, 16384, 32, 2048, true},         {"V4, last 8K of 262,144 entries", 8448, 262144, 64, 512, true},
-      {"QSA, last 8K of 262,144 blocks", 8448, 262144, 4, 512, false}, {"GLM, odd: last 1,003 of 100,001 keys", 1003, 100001, 32, 2048, true},
-      {"V4, whole: 1M tokens, 262,144 entries", m, 262144, 64, 512, true, Order::normal, 4}};
+  using Kind = TopKShape::Kind;
+  const std::vector<TopKShape> usual = {
+      {"GLM, last 8K of 1M keys", 8448, m, 32, 2048, true},
+      {"GLM, e4m3, last 8K of 1M keys", 8448, m, 32, 2048, true, Kind::normal, true},
+      {"GLM, 1M keys, rising scores", 8448, m, 32, 2048, true, Kind::rising},
+      {"GLM, triangle 128K", 131072, 131072, 32, 2048, true},
+      {"GLM, e4m3, triangle 128K", 131072, 131072, 32, 2048, true, Kind::normal, true},
+      {"GLM, triangle 64K", 65536, 65536, 32, 2048, true},
+      {"GLM, triangle 16K", 16384, 16384, 32, 2048, true},
+      {"V4, last 8K of 262,144 entries", 8448, 262144, 64, 512, true},
+      {"QSA, last 8K of 262,144 blocks", 8448, 262144, 4, 512, false},
+      {"GLM, odd: last 1,003 of 100,001 keys", 1003, 100001, 32, 2048, true},
+      {"V4, whole: 1M tokens, 262,144 entries", m, 262144, 64, 512, true, Kind::normal, false, 4}};
+  std::vector<TopKShape> special;
+  for (const auto& [name, kind] : {std::pair{"rising", Kind::rising}, {"falling", Kind::falling}, {"all equal", Kind::equal}, {"zero plateau", Kind::zeros}, {"one outlier", Kind::outlier},
+                                   {"clustered", Kind::clustered}, {"documents shorter than k", Kind::documents}})
+    for (const auto& [heads, k] : {std::pair<int64_t, int64_t>{32, 2048}, {64, 512}, {4, 512}})
+      for (const bool e4m3 : {false, true})
+        if (heads == 32 || !e4m3) special.push_back({name, 2111, 100001, heads, k, heads != 4, kind, e4m3});
   std::vector<Row> rows;
-  const auto left_out = [&](const Shape3& s) { return std::string(s.name).find(only) == std::string::npos; };
-  for (const Shape3& s : shapes) {
+  const auto left_out = [&](const TopKShape& s) { return std::string(s.name).find(only) == std::string::npos; };
+  for (const TopKShape& s : kinds ? special : usual) {
     if (left_out(s)) continue;
     if (quick && s.queries * s.keys > (int64_t{1} << 30)) continue;
-    const Problem p(s);
-    rows.push_back(flash(p));
+    rows.push_back(flash(TopKCase(s)));
+    if (kinds) rows.back().name = concat(s.name, ", ", s.heads, " heads", s.e4m3 ? ", e4m3" : "");
   }
-  for (const auto& [s, chunk] : {std::pair{Shape3{"GLM, last 1K of 1M keys", 1024, m, 32, 2048, true}, 64}, {Shape3{"GLM, last 8K of 128K keys", 8192, 131072, 32, 2048, true}, 256}}) {
-    if (quick || left_out(s)) continue;
-    const Problem p(s);
-    rows.push_back(flash(p));
-    rows.push_back(table(p, chunk));
+  for (const auto& [s, chunk] : {std::pair{TopKShape{"GLM, last 1K of 1M keys", 1024, m, 32, 2048, true}, 64}, {TopKShape{"GLM, last 8K of 128K keys", 8192, 131072, 32, 2048, true}, 256}}) {
+    if (quick || kinds || left_out(s)) continue;
+    const TopKCase c(s);
+    rows.push_back(flash(c));
+    rows.push_back(table(c, chunk));
   }
   return rows;
 }

@@ -55,13 +55,6 @@ std::vector<float> read_mxfp4(const HfFolderReader& folder, const std::string& n
 
 }  // namespace
 
-float e4m3_to_float(uint8_t bits) {
-  const int exponent = bits >> 3 & 15, mantissa = bits & 7;
-  if (exponent == 15 && mantissa == 7) return std::numeric_limits<float>::quiet_NaN();
-  const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9) : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
-  return bits & 0x80 ? -magnitude : magnitude;
-}
-
 float e8m0_to_float(uint8_t bits) { return bits == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, static_cast<int>(bits) - 127); }
 
 std::string scale_name(const HfFolderReader& folder, const std::string& name) {

@@ -18,7 +18,6 @@ std::vector<float> read_as_f32(const HfFolderReader&, const std::string& name, c
 // The name of a tensor's scales in the folder, or empty.
 std::string scale_name(const HfFolderReader&, const std::string& name);
 
-float e4m3_to_float(uint8_t);
 float e8m0_to_float(uint8_t);
 
 }  // namespace hyscale

@@ -27,7 +27,7 @@ struct OptimizerGroup {
 
 struct Config {
   struct Model {
-    std::string config, weights, stage = "sparse";
+    std::string config, weights, stage = "sparse", indexer_dtype = "activation";
     double latent_norm_eps = 1e-6;
     bool mtp = false;
     int64_t mtp_depths = 1;

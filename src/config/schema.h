@@ -20,6 +20,8 @@ void visit_model(Visitor& v, Config::Model& m) {
   v.text("config", m.config, true, "Hugging Face config.json of the model, or a folder that holds one.");
   v.text("weights", m.weights, false, "Hugging Face folder with starting weights; empty: random weights from train.seed.");
   v.choice("stage", m.stage, Choices{"sparse", "warmup"}, "sparse: everything trains on selected keys. warmup: dense attention, only the indexers train.");
+  v.choice("indexer_dtype", m.indexer_dtype, Choices{"activation", "e4m3"},
+           "e4m3: index queries and keys are rounded to 8 bits (a power-of-two scale per row) to select by; the index loss takes them as they were. GLM only, for indexers that serve in FP8.");
   v.field("latent_norm_eps", m.latent_norm_eps, Limits{0, 1, true}, "Epsilon of the two latent norms of attention.");
   v.field("mtp", m.mtp, "Train the multi-token-prediction layer (its tensors are part of checkpoints).");
   v.field("mtp_depths", m.mtp_depths, Limits{1, 16}, "Uses of the MTP layer, each predicting one token further.");

@@ -1,6 +1,9 @@
 #include "core/tensor.h"
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
+#include <limits>
 
 namespace hyscale {
 
@@ -174,5 +177,21 @@ uint16_t float_to_bf16(float f) {
 }
 
 float bf16_to_float(uint16_t h) { return std::bit_cast<float>(static_cast<uint32_t>(h) << 16); }
+
+uint8_t float_to_e4m3(float f) {
+  const uint8_t sign = std::signbit(f) ? 0x80 : 0;
+  if (std::isnan(f)) return sign | 0x7f;
+  const float magnitude = std::min(std::abs(f), 448.0f);
+  const int exponent = std::max(std::ilogb(magnitude), -6);  // below 2^-6 the steps stay 2^-9
+  const int steps = static_cast<int>(std::nearbyint(std::ldexp(magnitude, 3 - exponent)));  // 8 to 16, or fewer below 2^-6
+  return static_cast<uint8_t>(sign | ((exponent + 6) * 8 + steps));                         // 16 carries into the exponent
+}
+
+float e4m3_to_float(uint8_t bits) {
+  const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+  if (exponent == 15 && mantissa == 7) return std::numeric_limits<float>::quiet_NaN();
+  const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9) : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  return bits & 0x80 ? -magnitude : magnitude;
+}
 
 }  // namespace hyscale

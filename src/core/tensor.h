@@ -110,5 +110,8 @@ void check_shape(const Tensor&, const char* what, Shape);
 // bf16 on the host: round to nearest even; NaN stays NaN.
 uint16_t float_to_bf16(float);
 float bf16_to_float(uint16_t);
+// e4m3 (OCP 8-bit floating point) on the host: up to 448, no infinities. Rounds to nearest even; what is larger becomes 448, NaN stays NaN.
+uint8_t float_to_e4m3(float);
+float e4m3_to_float(uint8_t);
 
 }  // namespace hyscale

@@ -39,7 +39,7 @@ struct KernelCommands {
   int64_t queries = 8192, tokens = 1 << 20;
   int ranks = 32;
   std::string family = "glm", only;
-  bool quick = false;
+  bool quick = false, kinds = false;
 
   explicit KernelCommands(CLI::App& app)
       : topk(app.add_subcommand("topk", "FlashTopK, and scores in a table with a radix select")),
@@ -48,8 +48,10 @@ struct KernelCommands {
         loss(app.add_subcommand("loss", "the index loss, beside attention backward")),
         layer(app.add_subcommand("layer", "a layer of one rank: forward, recomputation, backward; and the same with a score table")) {
     attention->add_option("--queries", queries)->check(CLI::Range(64, 1 << 20))->capture_default_str();
+    attention->add_option("--family", family, "glm (latent rows) or qwen (blocks of tokens)")->check(CLI::IsMember({"glm", "qwen"}))->capture_default_str();
     loss->add_option("--queries", queries)->check(CLI::Range(64, 1 << 20))->capture_default_str();
     topk->add_option("--only", only, "cases whose name contains this");
+    topk->add_flag("--kinds", kinds, "inputs of many kinds (sorted, tied, clustered, short documents) instead of the usual cases");
     layer->add_option("--family", family, "glm (GLM-5.1) or deepseek_v4 (its CSA layer)")->check(CLI::IsMember({"glm", "deepseek_v4"}))->capture_default_str();
     layer->add_option("--tokens", tokens, "of the sequence, a multiple of 256 x ranks")->check(CLI::Range(int64_t{256}, int64_t{1} << 24))->capture_default_str();
     layer->add_option("--ranks", ranks, "context ranks that share it")->check(CLI::Range(1, 1024))->capture_default_str();
@@ -58,9 +60,9 @@ struct KernelCommands {
   int run(const std::string& json) const {
     if (cuda_device_count() == 0) throw UserError("hyscale-bench needs a CUDA device, and none is usable here");
     std::vector<bench::Row> rows;
-    if (topk->parsed()) rows = bench::topk_benchmark(quick, only);
+    if (topk->parsed()) rows = bench::topk_benchmark(quick, kinds, only);
     if (dense->parsed()) rows = bench::dense_benchmark(quick);
-    if (attention->parsed()) rows = bench::attention_benchmark(queries, false);
+    if (attention->parsed()) rows = family == "qwen" ? bench::block_attention_benchmark(queries) : bench::attention_benchmark(queries, false);
     if (loss->parsed()) rows = bench::attention_benchmark(queries, true);
     if (layer->parsed()) {
       if (tokens % (256 * ranks) != 0) throw UserError(concat("--tokens ", tokens, " is no multiple of 256 x ", ranks, " ranks"));

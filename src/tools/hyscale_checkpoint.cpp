@@ -43,16 +43,12 @@ void export_model(const std::string& path, const std::string& output, const std:
   bool mtp = false;
   for (const std::string& name : folder.names()) mtp = mtp || name.starts_with(mtp_layer);
   const std::unique_ptr<Model> model = make_model(config, config_path, {.mtp = mtp});
-  model->parameters().allocate(Device{}, DType::f32);
-  load_weights(model->parameters(), folder);
   const JsonReader r(config, config_path);
   const std::string stored = r.text_or("dtype", r.text_or("torch_dtype", "bfloat16"));
-  ProcessGroups alone = make_single_process_group();
   // What has its name is whole.
   const std::string written = dtype == "same" ? stored : dtype, partial = output + ".partial";
   fs::remove_all(partial);
-  WriteQueue at_once(false);
-  save_weights(*model, alone, partial, written, at_once, nullptr);
+  convert_weights(*model, folder, partial, written);
   finish_hf_folder(partial, saved_hf_config(*model, written));
   if (fs::exists(output)) fs::remove(output);
   fs::rename(partial, output);

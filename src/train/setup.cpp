@@ -34,6 +34,7 @@ std::unique_ptr<Model> make_model(const Config& c, const ProcessGroups* groups) 
   const std::string path = hf_config_path(c);
   ModelOptions o;
   o.latent_norm_eps = static_cast<float>(c.model.latent_norm_eps);
+  o.e4m3_indexer = c.model.indexer_dtype == "e4m3";
   o.mtp = c.model.mtp;
   o.mtp_depths = static_cast<int>(c.model.mtp_depths);
   o.router_bias_update_rate = static_cast<float>(c.loss.router_bias_update_rate);

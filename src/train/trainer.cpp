@@ -63,6 +63,7 @@ Trainer::Trainer(const Config& config, const std::string& resume, Device device,
     throw UserError(concat("the run needs ", plan.total_bytes() >> 20, " MiB on ", to_string(device_), ", available are ", plan.limit >> 20,
                            " MiB; --plan shows by class what takes them"));
   set_memory_plan(plan_line(plan));
+  if (leads()) lock_ = RunLock(directory);
   Loader::Options training = loader_options(config_, config_.data.train, *model_, config_.data.shuffle);
   training.skip = config_.data.skip;
   loader_ = std::make_unique<Loader>(training);
@@ -88,7 +89,6 @@ Trainer::Trainer(const Config& config, const std::string& resume, Device device,
   first_step_ = step_number_;
   groups_.hosts->barrier();  // every rank has read what it resumes from
   if (!leads()) return;
-  fs::create_directories(directory);
   write_text_file(directory + "/config.yaml", config_yaml(config_));
   metrics_.emplace(directory + "/metrics.jsonl", step_number_, config_.run.tensorboard ? directory + "/tensorboard" : "");
   if (!checkpoint.empty()) spdlog::info("resumed from {} at step {}", checkpoint, step_number_);

@@ -11,6 +11,7 @@
 #include "train/guard.h"
 #include "train/instruments.h"
 #include "train/metrics.h"
+#include "train/run_lock.h"
 #include "train/setup.h"
 #include "train/stragglers.h"
 #include "train/watchdog.h"
@@ -97,6 +98,7 @@ class Trainer {
     bool committing = false;
   };
   std::optional<Save> save_;
+  RunLock lock_;      // of rank 0
   WriteQueue queue_;  // ends before what it writes for
   Watchdog watchdog_;
   int64_t step_number_ = 0, first_step_ = 0, tokens_ = 0, not_finite_in_row_ = 0, spikes_in_row_ = 0;

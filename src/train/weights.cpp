@@ -28,22 +28,22 @@ std::string name_in(const HfFolderReader& folder, const ParameterStore& store, c
   return !folder.has(name) && folder.has(released) ? released : name;
 }
 
+std::vector<float> read_piece(const ParameterStore& store, const Parameter& p, const HfTensor& piece, const HfFolderReader& folder) {
+  const std::string name = name_in(folder, store, piece.name);
+  if (!p.integer) return read_as_f32(folder, name, dims_of(piece.shape));
+  const SafetensorsReader& reader = folder.reader(name);
+  if (reader.info(name).shape != dims_of(piece.shape))
+    throw UserError(concat(reader.path(), ": tensor \"", name, "\" has shape ", shape_text(reader.info(name).shape), "; config.json asks for ", to_string(piece.shape)));
+  const std::vector<int64_t> values = reader.read_i64(name);
+  return {values.begin(), values.end()};
+}
+
 void load_parameter(ParameterStore& store, Parameter& p, const HfFolderReader& folder, std::vector<float>& host) {
   host.resize(static_cast<size_t>(p.shape.elements()));
   for (const HfTensor& piece : p.hf) {
     if (!p.holds(piece)) continue;
-    const std::string name = name_in(folder, store, piece.name);
-    const auto place = host.begin() + (piece.offset - p.first_element);
-    if (p.integer) {
-      const SafetensorsReader& reader = folder.reader(name);
-      if (reader.info(name).shape != dims_of(piece.shape))
-        throw UserError(concat(reader.path(), ": tensor \"", name, "\" has shape ", shape_text(reader.info(name).shape), "; config.json asks for ", to_string(piece.shape)));
-      const std::vector<int64_t> values = reader.read_i64(name);
-      std::transform(values.begin(), values.end(), place, [](int64_t v) { return static_cast<float>(v); });
-    } else {
-      const std::vector<float> values = read_as_f32(folder, name, dims_of(piece.shape));
-      std::copy(values.begin(), values.end(), place);
-    }
+    const std::vector<float> values = read_piece(store, p, piece, folder);
+    std::copy(values.begin(), values.end(), host.begin() + (piece.offset - p.first_element));
   }
   store.write_value(p, host.data());
 }
@@ -75,7 +75,10 @@ std::vector<float> values_on_host(const Tensor& value) {
   return values;
 }
 
-int64_t load_weights(ParameterStore& store, const HfFolderReader& folder, const std::string& skipped_prefix) {
+namespace {
+
+// Throws where the folder holds what the model does not know; returns how many tensors of `skipped_prefix` it holds.
+int64_t check_names(const ParameterStore& store, const HfFolderReader& folder, const std::string& skipped_prefix) {
   std::set<std::string> known;
   for (const Parameter& p : store.all())
     for (const HfTensor& piece : p.hf) {
@@ -95,6 +98,13 @@ int64_t load_weights(ParameterStore& store, const HfFolderReader& folder, const 
     ++skipped;
   }
   if (left_out > 0) spdlog::warn("{} tensors {}* in {} are left out: checkpoints will not hold them", left_out, store.left_out(), folder.folder());
+  return skipped;
+}
+
+}  // namespace
+
+int64_t load_weights(ParameterStore& store, const HfFolderReader& folder, const std::string& skipped_prefix) {
+  const int64_t skipped = check_names(store, folder, skipped_prefix);
   std::vector<float> host;
   for (Parameter& p : store.all()) load_parameter(store, p, folder, host);
   for (const HfConstant& c : store.constants()) check_constant(c, folder);
@@ -114,6 +124,14 @@ FileType file_type(const Parameter& p, const std::string& dtype) {
   return dtype == "bfloat16" && p.group != ParameterGroup::buffer ? FileType::bf16 : FileType::f32;
 }
 
+void encode(const std::vector<float>& values, FileType type, void* bytes) {
+  switch (type) {
+    case FileType::i64: std::copy(values.begin(), values.end(), static_cast<int64_t*>(bytes)); break;
+    case FileType::f32: std::copy(values.begin(), values.end(), static_cast<float*>(bytes)); break;
+    case FileType::bf16: std::transform(values.begin(), values.end(), static_cast<uint16_t*>(bytes), float_to_bf16); break;
+  }
+}
+
 // The bytes of a contiguous tensor in the file's type, in host memory that stays theirs until they are written.
 std::shared_ptr<PinnedBuffer> copy_encoded(const Tensor& t, FileType type, WriteQueue& queue) {
   const size_t n = static_cast<size_t>(t.elements());
@@ -123,14 +141,33 @@ std::shared_ptr<PinnedBuffer> copy_encoded(const Tensor& t, FileType type, Write
     synchronize(t.device(), {});
     return bytes;
   }
-  const std::vector<float> values = values_on_host(t);
-  switch (type) {
-    case FileType::i64: std::copy(values.begin(), values.end(), static_cast<int64_t*>(bytes->data())); break;
-    case FileType::f32: std::copy(values.begin(), values.end(), static_cast<float*>(bytes->data())); break;
-    case FileType::bf16: std::transform(values.begin(), values.end(), static_cast<uint16_t*>(bytes->data()), float_to_bf16); break;
-  }
+  encode(values_on_host(t), type, bytes->data());
   return bytes;
 }
+
+// A tensor of a folder that is to be written.
+struct Piece {
+  const Parameter* parameter;
+  const HfTensor* tensor;
+  FileType type;
+  int unit;  // where weights are gathered for the purpose; they are written in this order then
+  auto key() const { return std::tie(type, unit, tensor->name); }
+};
+
+std::vector<HfConstant> sorted_constants(const ParameterStore& store) {
+  std::vector<HfConstant> constants = store.constants();
+  std::sort(constants.begin(), constants.end(), [](const HfConstant& a, const HfConstant& b) { return a.name < b.name; });
+  return constants;
+}
+
+std::vector<SafetensorsWriter::Entry> entries_of(const std::vector<HfConstant>& constants, const std::vector<Piece>& pieces) {
+  std::vector<SafetensorsWriter::Entry> entries;
+  for (const HfConstant& c : constants) entries.push_back({c.name, "I64", {static_cast<int64_t>(c.values.size())}});
+  for (const Piece& p : pieces) entries.push_back({p.tensor->name, name_of(p.type), dims_of(p.tensor->shape)});
+  return entries;
+}
+
+bool before(const Piece& a, const Piece& b) { return a.key() < b.key(); }
 
 // The shards of one rank among those of all ranks.
 void number_shards(HfShardWriter& writer, Communicator& hosts) {
@@ -147,27 +184,15 @@ void save_weights(Model& model, ProcessGroups& groups, const std::string& folder
   HYSCALE_CHECK(dtype == "float32" || dtype == "bfloat16", "dtype ", dtype);
   ParameterStore& store = model.parameters();
   const int rank = groups.hosts->rank();
-  struct Piece {
-    const Parameter* parameter;
-    const HfTensor* tensor;
-    FileType type;
-    int unit;  // where weights are gathered for the purpose; they are written in this order then
-    auto key() const { return std::tie(type, unit, tensor->name); }
-  };
   std::vector<Piece> pieces;
   for (const Parameter& p : store.all()) {
     if (groups.place.expert_replica != 0 || (!p.expert && rank != 0)) continue;
     for (const HfTensor& t : p.hf)
       if (p.holds(t)) pieces.push_back({&p, &t, file_type(p, dtype), store.gathers_weights() ? p.unit : 0});
   }
-  std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.key() < b.key(); });
-  std::vector<HfConstant> constants;
-  if (rank == 0) constants = store.constants();
-  std::sort(constants.begin(), constants.end(), [](const HfConstant& a, const HfConstant& b) { return a.name < b.name; });
-  std::vector<SafetensorsWriter::Entry> entries;
-  for (const HfConstant& c : constants) entries.push_back({c.name, "I64", {static_cast<int64_t>(c.values.size())}});
-  for (const Piece& p : pieces) entries.push_back({p.tensor->name, name_of(p.type), dims_of(p.tensor->shape)});
-  const auto writer = std::make_shared<HfShardWriter>(folder, std::move(entries));
+  std::sort(pieces.begin(), pieces.end(), before);
+  const std::vector<HfConstant> constants = rank == 0 ? sorted_constants(store) : std::vector<HfConstant>();
+  const auto writer = std::make_shared<HfShardWriter>(folder, entries_of(constants, pieces));
   number_shards(*writer, *groups.hosts);
   for (const HfConstant& c : constants) queue.push([writer, values = c.values] { writer->append(values.data(), values.size() * sizeof(int64_t)); });
   size_t next = 0;
@@ -187,6 +212,29 @@ void save_weights(Model& model, ProcessGroups& groups, const std::string& folder
     if (!digests) return;
     for (const auto& [file, digest] : writer->digests()) (*digests)["model/" + file] = digest;
   });
+}
+
+void convert_weights(Model& model, const HfFolderReader& from, const std::string& folder, const std::string& dtype) {
+  const ParameterStore& store = model.parameters();
+  check_names(store, from, "");
+  std::vector<Piece> pieces;
+  for (const Parameter& p : store.all())
+    for (const HfTensor& t : p.hf) pieces.push_back({&p, &t, file_type(p, dtype), 0});
+  std::sort(pieces.begin(), pieces.end(), before);
+  const std::vector<HfConstant> constants = sorted_constants(store);
+  HfShardWriter writer(folder, entries_of(constants, pieces));
+  for (const HfConstant& c : constants) {
+    check_constant(c, from);
+    writer.append(c.values.data(), c.values.size() * sizeof(int64_t));
+  }
+  std::vector<uint8_t> bytes;
+  for (const Piece& p : pieces) {
+    const std::vector<float> values = read_piece(store, *p.parameter, *p.tensor, from);
+    bytes.resize(values.size() * bytes_of(p.type));
+    encode(values, p.type, bytes.data());
+    writer.append(bytes.data(), bytes.size());
+  }
+  writer.finish();
 }
 
 nlohmann::json saved_hf_config(const Model& model, const std::string& dtype) {

@@ -20,6 +20,10 @@ int64_t load_weights(ParameterStore&, const HfFolderReader&, const std::string& 
 // values are copied before this returns. When the queues of all ranks are done, finish_hf_folder completes the folder.
 // dtype: "float32" or "bfloat16" for weights; buffers (router bias) are always F32. digests (or null): of "model/FILE".
 void save_weights(Model&, ProcessGroups&, const std::string& folder, const std::string& dtype, WriteQueue& queue, std::shared_ptr<FileDigests> digests);
+
+// Writes the tensors of one folder as save_weights would after load_weights, tensor by tensor: in memory is the largest one.
+// The model's parameters need no memory. Throws as load_weights does.
+void convert_weights(Model&, const HfFolderReader& from, const std::string& folder, const std::string& dtype);
 nlohmann::json saved_hf_config(const Model&, const std::string& dtype);
 
 // A contiguous tensor as f32 on the host.

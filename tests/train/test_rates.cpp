@@ -199,17 +199,5 @@ TEST(EventFile, RecordsReadBackWithTheirChecksums) {
                                                               {"tokens", static_cast<float>(int64_t{1} << 40)}}));
 }
 
-TEST(EventFile, TensorBoardReadsThem) {
-  if (test::run({"/usr/bin/env", "python3", "-c", "import tensorboard"}).code != 0) GTEST_SKIP() << "Python's tensorboard is not installed";
-  const TemporaryFolder folder;
-  EventFile file(folder / "events", 1);
-  for (int step = 1; step <= 3; ++step) file.write({{"step", step}, {"loss", 1.0 / step}});
-  const auto r = test::run({"/usr/bin/env", "python3", "-c",
-                            "import sys\nfrom tensorboard.backend.event_processing.event_accumulator import EventAccumulator\na = EventAccumulator(sys.argv[1])\na.Reload()\n"
-                            "print([(s.step, round(s.value, 3)) for s in a.Scalars('loss')])",
-                            folder / "events"});
-  EXPECT_CONTAINS(r.output, "[(1, 1.0), (2, 0.5), (3, 0.333)]");
-}
-
 }  // namespace
 }  // namespace hyscale

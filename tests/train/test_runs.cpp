@@ -82,6 +82,23 @@ TEST(Runs, SelectorRunsOncePerLayerAndMicroBatchAndReplayChangesNothing) {
   EXPECT_TRUE(t.state("replay", 3) == t.state("none", 3));
 }
 
+TEST(Runs, AnIndexerInE4m3SelectsAgainWhatItSelected) {
+  const TinyRun t;
+  const std::vector<std::string> e4m3{"--set", "train.steps=3", "--set", "model.indexer_dtype=e4m3"};
+  std::vector<std::string> twice = e4m3;
+  twice.insert(twice.end(), {"--set", "train.selection_replay=false"});
+  const auto once = run(t.into("e4m3", e4m3));
+  ASSERT_EQ(once.code, 0) << once.output;
+  ASSERT_EQ(run(t.into("again", twice)).code, 0);
+  ASSERT_EQ(run(t.into("f32", {"--set", "train.steps=3"})).code, 0);
+  EXPECT_TRUE(t.state("e4m3", 3) == t.state("again", 3));
+  EXPECT_FALSE(t.state("e4m3", 3) == t.state("f32", 3));  // some choices fall otherwise
+  EXPECT_NEAR(t.metrics("e4m3").back()["validation_loss"].get<double>(), t.metrics("f32").back()["validation_loss"].get<double>(), 0.05);
+  const auto refused = run(t.into("v4", {"--set", "model.config=tests/goldens/deepseek_v4/config.json", "--set", "model.indexer_dtype=e4m3"}));
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_CONTAINS(refused.output, "only the indexer of \"glm_moe_dsa\" selects in e4m3");
+}
+
 TEST(Runs, WarmupLeavesTheTrunkAloneAndHandsItsWeightsOver) {
   const TinyRun t;
   ASSERT_EQ(run(t.into("start", {"--set", "train.steps=1", "--set", "optimizer.lr=0"})).code, 0);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "kernels/quantize_rows/quantize_rows.h"
 #include "tests/support/tensors.h"
 
 namespace hyscale {
@@ -146,6 +147,32 @@ TEST(FlashTopK, WithoutWeightsAllAreOne) {
   p.weights = HostTensor();
   std::fill_n(ones.weights.f32(), ones.weights.size(), 1.0f);
   EXPECT_TRUE(test::same_bits(run(p).indices, run(ones).indices));
+}
+
+// Scales are powers of two and values have few bits, so the values that e4m3 stands for lead to the same scores, bit for bit.
+TEST(FlashTopK, E4m3SelectsByTheValuesItStandsFor) {
+  const int64_t queries = 20, heads = 3, dims = 16, num_keys = 700;
+  Problem p = integer_problem(12, queries, heads, dims, num_keys, 50);
+  p.q = test::random({queries, heads, dims}, 1), p.keys = test::random({num_keys, dims}, 2), p.weights = test::random({queries, heads}, 3);
+  HostTensor q(DType::f8e4m3, {queries, heads, dims}), keys(DType::f8e4m3, {num_keys, dims}), q_scales({queries, heads}), key_scales({num_keys});
+  quantize_rows({p.q.t().view({queries * heads, dims}), q.t().view({queries * heads, dims}), q_scales.t().view({queries * heads}), {}});
+  quantize_rows({p.keys, keys, key_scales, {}});
+  for (int64_t i = 0; i < p.q.size(); ++i) p.q[i] = e4m3_to_float(q.t().data<uint8_t>()[i]) * q_scales[i / dims];
+  for (int64_t i = 0; i < p.keys.size(); ++i) p.keys[i] = e4m3_to_float(keys.t().data<uint8_t>()[i]) * key_scales[i / dims];
+  const Result values = run(p);
+  HostTensor scores({queries, p.k}), kept(DType::i32, {queries, p.k}), counts(DType::i32, {queries}), nan(DType::i32, {1});
+  FlashTopKState state{p.k, scores, kept, counts, nan};
+  flash_topk_begin(state, {});
+  FlashTopKUpdate u{q, p.weights, keys, 0, p.begin, p.end, {}, {}, q_scales, key_scales};
+  const HostTensor space = test::workspace(flash_topk_update_workspace_bytes(state, u));
+  u.workspace = space;
+  flash_topk_update(state, u);
+  const HostTensor indices(DType::i32, {queries, p.k}), out_counts(DType::i32, {queries});
+  flash_topk_finish(state, {indices, out_counts}, {});
+  EXPECT_TRUE(test::same_bits(indices, values.indices));
+  EXPECT_TRUE(test::same_bits(out_counts, values.counts));
+  u.key_scales = {};
+  EXPECT_THROW(flash_topk_update(state, u), InternalError);
 }
 
 TEST(FlashTopK, NanNamesTheLowestQueryThatSeesIt) {

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "kernels/flash_topk/flash_topk.h"
+#include "kernels/quantize_rows/quantize_rows.h"
 #include "tests/support/device_tensors.h"
 
 namespace hyscale {
@@ -15,7 +16,21 @@ using test::HostTensor;
 struct Problem {
   int64_t queries, heads, dims, num_keys, k;
   HostTensor q, weights, keys, begin, end;
+  HostTensor q_scales, key_scales;  // of q and keys as e4m3
+  bool scaled() const { return q.t().dtype() == DType::f8e4m3; }
 };
+
+// Small integers are exact in e4m3, and so are the sums of their products on the tensor cores.
+Problem as_e4m3(Problem p) {
+  HostTensor q(DType::f8e4m3, p.q.t().shape()), keys(DType::f8e4m3, p.keys.t().shape());
+  p.q_scales = HostTensor({p.queries, p.heads});
+  p.key_scales = HostTensor({p.num_keys});
+  quantize_rows({p.q.t().view({p.queries * p.heads, p.dims}), q.t().view({p.queries * p.heads, p.dims}), p.q_scales.t().view({p.queries * p.heads}), {}});
+  quantize_rows({p.keys, keys, p.key_scales, {}});
+  p.q = q;
+  p.keys = keys;
+  return p;
+}
 
 Problem integers(uint64_t seed, int64_t queries, int64_t heads, int64_t dims, int64_t num_keys, int64_t k, bool weighted) {
   const Rng rng(seed);
@@ -45,7 +60,7 @@ Result on_cpu(const Problem& p, int64_t shift = 0) {
   HostTensor scores({p.queries, p.k}), kept(DType::i32, {p.queries, p.k}), counts(DType::i32, {p.queries}), nan(DType::i32, {1});
   FlashTopKState state{p.k, scores, kept, counts, nan};
   flash_topk_begin(state, {});
-  FlashTopKUpdate u{p.q, p.weights, p.keys, shift, p.begin, p.end, {}, {}};
+  FlashTopKUpdate u{p.q, p.weights, p.keys, shift, p.begin, p.end, {}, {}, p.q_scales, p.key_scales};
   const HostTensor space = test::workspace(flash_topk_update_workspace_bytes(state, u));
   u.workspace = space;
   flash_topk_update(state, u);
@@ -55,7 +70,9 @@ Result on_cpu(const Problem& p, int64_t shift = 0) {
 }
 
 Result on_cuda(const Problem& p, std::vector<int64_t> cuts = {}, bool reversed = false, int64_t shift = 0) {
-  DeviceTensor q(p.q, DType::bf16), keys(p.keys, DType::bf16), begin(p.begin, DType::i32), end(p.end, DType::i32);
+  const DType dtype = p.scaled() ? DType::f8e4m3 : DType::bf16;
+  const HostTensor one = test::filled({1}, 1);
+  const DeviceTensor q(p.q, dtype), keys(p.keys, dtype), q_scales(p.scaled() ? p.q_scales : one, DType::f32), key_scales(p.scaled() ? p.key_scales : one, DType::f32), begin(p.begin, DType::i32), end(p.end, DType::i32);
   const DeviceTensor weights(p.weights.t().defined() ? p.weights : HostTensor({1}), DType::f32);
   const DeviceTensor scores(DType::f32, {p.queries, p.k}), kept(DType::i32, {p.queries, p.k}), counts(DType::i32, {p.queries}), nan(DType::i32, {1});
   FlashTopKState state{p.k, scores, kept, counts, nan};
@@ -64,8 +81,9 @@ Result on_cuda(const Problem& p, std::vector<int64_t> cuts = {}, bool reversed =
   cuts.push_back(p.num_keys);
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     const size_t piece = reversed ? cuts.size() - 2 - i : i;
-    const Tensor& all = keys;
+    const Tensor &all = keys, &all_scales = key_scales;
     FlashTopKUpdate u{q, p.weights.t().defined() ? static_cast<const Tensor&>(weights) : Tensor(), all.slice(0, cuts[piece], cuts[piece + 1]), shift + cuts[piece], begin, end, {}, {}};
+    if (p.scaled()) u.q_scales = q_scales, u.key_scales = all_scales.slice(0, cuts[piece], cuts[piece + 1]);
     const DeviceTensor space(DType::u8, {static_cast<int64_t>(flash_topk_update_workspace_bytes(state, u))});
     u.workspace = space;
     flash_topk_update(state, u);
@@ -93,7 +111,10 @@ TEST(FlashTopKCuda, EqualsTheReferenceBitForBit) {
     for (int64_t dims : {64, 128})
       for (const auto& [queries, keys, k] : std::vector<std::array<int64_t, 3>>{{1, 1, 1}, {3, 127, 7}, {9, 129, 64}, {65, 1000, 512}, {70, 5003, 512}, {33, 9001, 2048}, {8, 20011, 4096}, {0, 50, 4}}) {
         const Problem p = integers(++seed, queries, heads, dims, keys, k, weighted);
-        expect_equal(on_cuda(p), on_cpu(p), concat(heads, " heads of ", dims, ", ", queries, " queries, ", keys, " keys, k ", k));
+        const Result expected = on_cpu(p);
+        expect_equal(on_cuda(p), expected, concat(heads, " heads of ", dims, ", ", queries, " queries, ", keys, " keys, k ", k));
+        expect_equal(on_cpu(as_e4m3(p)), expected, concat("CPU, e4m3, ", heads, " heads of ", dims));
+        expect_equal(on_cuda(as_e4m3(p)), expected, concat("e4m3, ", heads, " heads of ", dims, ", ", queries, " queries, ", keys, " keys, k ", k));
       }
 }
 
@@ -109,6 +130,10 @@ TEST(FlashTopKCuda, CutsInAnyOrderAndTwoRunsAreBitEqual) {
     expect_equal(on_cuda(p), whole, "twice");
     expect_equal(on_cuda(p, {128, 4000, 9999}), whole, "in order");
     expect_equal(on_cuda(p, {128, 4000, 9999}, true), whole, "reversed");
+    p = as_e4m3(p);
+    const Result whole_e4m3 = on_cuda(p);
+    expect_equal(on_cuda(p), whole_e4m3, "e4m3, twice");
+    expect_equal(on_cuda(p, {128, 4001, 9999}, true), whole_e4m3, "e4m3, reversed");
   }
 }
 
@@ -120,6 +145,9 @@ TEST(FlashTopKCuda, ManyTasksPerBlock) {
     const Result expected = on_cpu(p);
     expect_equal(on_cuda(p), expected, concat(heads, " heads, ", queries, " queries"));
     expect_equal(on_cuda(p, {keys / 3, keys / 2}, true), expected, concat(heads, " heads, ", queries, " queries, cut and reversed"));
+    if (heads == 4) continue;  // a plain form, tested above
+    Problem wide = integers(static_cast<uint64_t>(queries), queries, heads, 128, keys, k, true);
+    expect_equal(on_cuda(as_e4m3(wide)), on_cpu(wide), concat("e4m3, ", heads, " heads, ", queries, " queries"));
   }
 }
 

@@ -53,12 +53,15 @@ TEST(GatedDeltaCuda, AnySizeIsAsOnTheCpu) {
     }
 }
 
+// On tensor cores U, W, V', T, S and their gradients are rounded to bf16 on the way, each by 1.1e-3 in the mean square.
+constexpr double kOnTensorCores = 8e-3;
+
 TEST(GatedDeltaCuda, HeadsOf128AreAsOnTheCpu) {
   SKIP_WITHOUT_CUDA();
   for (const Lengths& lengths : {Lengths{1}, {63}, {64}, {65}, {300}, {40, 0, 1, 15, 99, 64, 128, 1}})
     for (int64_t chunk : {16, 64}) {
       expect_as_on_cpu({lengths, 1, 3, 128, 128}, chunk, DType::f32, test::kF32);
-      expect_as_on_cpu({lengths, 2, 4, 128, 128}, chunk, DType::bf16, test::kBf16);
+      expect_as_on_cpu({lengths, 2, 4, 128, 128}, chunk, DType::bf16, chunk == 64 ? kOnTensorCores : test::kBf16);
     }
 }
 
@@ -66,7 +69,7 @@ TEST(GatedDeltaCuda, HeadsOf128AreAsOnTheCpu) {
 TEST(GatedDeltaCuda, StrongDecayStaysFinite) {
   SKIP_WITHOUT_CUDA();
   expect_as_on_cpu({{130}, 1, 2, 8, 5, 40}, 64, DType::f32, test::kF32);
-  expect_as_on_cpu({{130}, 1, 2, 128, 128, 40}, 64, DType::bf16, test::kBf16);
+  expect_as_on_cpu({{130}, 1, 2, 128, 128, 40}, 64, DType::bf16, kOnTensorCores);
 }
 
 }  // namespace

@@ -1,0 +1,114 @@
+// The scorers of a FlashTopK block (flash_topk.cu).
+#pragma once
+#include "kernels/flash_topk/block.cuh"
+
+namespace hyscale::topk {
+
+__device__ __forceinline__ void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+// max(x, 0) that keeps NaN.
+__device__ __forceinline__ float relu(float x) {
+  float y;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Warpgroups take turns: one multiplies 64 keys of a tile while the other adds up heads.
+template <typename Form>
+struct Scorer {
+  using SharedMemory = Shared<Form>;
+  static constexpr int kQueries = Form::kQueries, kPerRow = kQueries / 4;  // queries of a thread, for each of its two rows
+  static constexpr int kHeads = Form::kHeads;
+  SharedMemory& s;
+  const Problem& p;
+
+  __device__ __forceinline__ void run() {
+    Turn<Form::kStages> stage;
+    Turn<Form::kSlots> slot;
+    slot.at = group();
+    if (group() == 1) named_arrive(1, 256);
+#pragma unroll 1
+    for (uint32_t number = 0;; ++number) {
+      barrier_wait(&s.task_full[number & 1], number >> 1 & 1);
+      const auto& task = s.tasks[number & 1];
+      const int num_tiles = task.num_tiles;
+      if (num_tiles < 0) break;
+      barrier_wait(&s.q_full, number & 1);
+#pragma unroll 1
+      for (int i = 0; i < num_tiles; ++i) {
+        score(task, (task.first_tile + i) * kKeyTile, stage, slot, i == num_tiles - 1);
+        stage.advance(1);
+        slot.advance(2);
+      }
+      if (lane_id() == 0) barrier_arrive(&s.task_empty[number & 1]);
+    }
+    if (group() == 0) named_sync(1, 256);
+  }
+  // 64 keys, two halves of the columns: the first one's heads are added while the second is multiplied.
+  __device__ __forceinline__ void score(const Task<Form>& task, int first_key, const Turn<Form::kStages>& stage, const Turn<Form::kSlots>& slot, bool last) {
+    float d[2][64], sums[kPerRow][2][2], scale[2];
+    load_scales(scale, first_key);
+    barrier_wait(&s.full[stage.at], stage.parity);
+    named_sync(1 + group(), 256);  // this group's turn
+    wgmma_begin();
+    multiply(d[0], stage, 0);
+    wgmma_commit();
+    multiply(d[1], stage, 1);
+    wgmma_commit();
+    named_arrive(1 + (1 - group()), 256);
+    wgmma_wait<1>();
+    pin(d[0]);
+    add_heads(d[0], task, 0, sums);
+    wgmma_wait<0>();
+    pin(d[1]);
+    if (threadIdx.x % 128 == 0) {
+      barrier_arrive(&s.empty[stage.at]);
+      if (last) barrier_arrive(&s.q_empty);
+    }
+    add_heads(d[1], task, 1, sums);
+    barrier_wait(&s.slot_empty[slot.at], slot.parity ^ 1);
+#pragma unroll
+    for (int q = 0; q < kPerRow; ++q)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) s.slots[slot.at][4 * q + threadIdx.x % 4][row() + 8 * r] = fmaf(sums[q][r][0] + sums[q][r][1], scale[r], 0.0f);  // never -0
+    __syncwarp();
+    if (lane_id() == 0) barrier_arrive(&s.slot_full[slot.at]);
+  }
+  __device__ __forceinline__ void multiply(float (&d)[64], const Turn<Form::kStages>& stage, int half) {
+#pragma unroll
+    for (int step = 0; step < Form::kRowBytes / 32; ++step) {
+      const uint64_t a = row_descriptor(shared_address(s.keys[stage.at][step / 4]) + group() * kTileBytes) + step % 4 * 2;
+      const uint64_t b = row_descriptor(shared_address(s.q[step / 4]) + half * 2 * kTileBytes) + step % 4 * 2;
+      if constexpr (Form::kScaled)
+        step == 0 ? wgmma_n128_e4m3_first(d, a, b) : wgmma_n128_e4m3(d, a, b);
+      else
+        step == 0 ? wgmma_n128_first(d, a, b) : wgmma_n128<0, 0>(d, a, b, 1);
+    }
+  }
+  // Of this thread's two keys. They arrive while the products run.
+  __device__ __forceinline__ void load_scales(float (&scale)[2], int first_key) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) scale[r] = Form::kScaled ? __ldg(p.key_scales + min(int64_t{first_key} + group() * kSlotKeys + row() + 8 * r, p.num_keys - 1)) : 1;
+  }
+  // d: a thread's products of its two rows with half of the columns, pairs of heads by row.
+  __device__ __forceinline__ void add_heads(const float (&d)[64], const Task<Form>& task, int half, float (&sums)[kPerRow][2][2]) {
+#pragma unroll
+    for (int i = 0; i < 32; i += 4) {
+      const int q = (half * 32 + i) / kHeads, h = (half * 32 + i) % kHeads;
+      float4 w = make_float4(1, 1, 1, 1);
+      if constexpr (Form::kWeighted) w = *reinterpret_cast<const float4*>(&task.weights[4 * q + threadIdx.x % 4][h]);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        auto& sum = sums[q][r];
+        const int at = i * 2 + 2 * r;
+        sum[0] = h == 0 ? relu(d[at]) * w.x : fmaf(relu(d[at]), w.x, sum[0]);
+        sum[1] = h == 0 ? relu(d[at + 1]) * w.y : fmaf(relu(d[at + 1]), w.y, sum[1]);
+        sum[0] = fmaf(relu(d[at + 4]), w.z, sum[0]);
+        sum[1] = fmaf(relu(d[at + 5]), w.w, sum[1]);
+      }
+    }
+  }
+  static __device__ __forceinline__ int row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
+  static __device__ __forceinline__ int group() { return threadIdx.x / 128 - 2; }
+};
+
+}  // namespace hyscale::topk

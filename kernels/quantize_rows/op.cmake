@@ -1,0 +1,1 @@
+hyscale_op(quantize_rows SOURCES quantize_rows.cpp quantize_rows.cu)
