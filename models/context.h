@@ -16,6 +16,7 @@ struct CompressedEntries {
   int64_t ratio = 1;
   Tensor begin, end;   // i32 [T]  entries of the whole sequence that a query sees
   Tensor first_token;  // i32 [E]  of an own entry's group: its row in the reach
+  Tensor all_first_tokens;  // i32 [entries of the whole sequence]: that token of every entry's group, in the whole sequence
   Tensor positions;    // i32 [E]  of that token in its document
   RowShards shards;    // of the entries of the whole sequence
   int64_t most_visible = 0;  // entries of one query
@@ -29,10 +30,20 @@ struct TokenReach {
   int64_t width = 0;  // most tokens to the left
   Tensor positions;   // i32 [X]
   Tensor begin, end;  // i32 [T]  a query's own document in the reach, up to itself: rows [begin, end)
+  Tensor tokens;      // i32 [X]
+  Tensor history;     // i32 [X]  rows before it that are earlier tokens of its document, up to the width at own tokens at least
   struct Piece {
     int64_t halo_rows, own_rows;
   };
   std::vector<Piece> pieces;  // of each segment
+};
+
+// What a recurrence over the documents of a segment takes over and hands on: the runs at its ends, of local tokens, each of one
+// document; they are the same where the segment holds no more. Empty in an empty segment.
+struct SegmentRuns {
+  TokenRange first, last;
+  bool continues = false;  // the first run's document began before the segment
+  bool passes() const { return continues && first == last; }  // a state from before the segment reaches what is behind it
 };
 
 // What a rank holds of one packed sequence: documents one after the other, without a batch axis. With context parallelism
@@ -48,6 +59,8 @@ struct PackedSequence {
   std::vector<CompressedEntries> compressed;  // of each ratio that the model asks for
   Tensor document_starts;  // i32 [P + 1]  runs of local tokens of one document each; first is 0, last is T
   Tensor document_ids;     // i32 [P]  which document of the sequence a run belongs to
+  std::vector<SegmentRuns> segment_runs;     // of each own segment, where the sequence is spread over ranks
+  Tensor segment_before, segment_behind;     // i32 [P]  the segment that a run is the first of and continues a document in, or is the last of; -1: none
   Tensor document_tokens;  // i32 [D]  tokens of every document of the sequence, on all ranks together
   int64_t num_tokens() const { return tokens.size(0); }
 };

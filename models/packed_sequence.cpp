@@ -57,13 +57,17 @@ int64_t reach_row(const std::vector<TokenRange>& segments, const TokenReach& rea
 
 template <typename Upload>
 TokenReach make_reach(const HostSequence& s, const ContextLayout& layout, int rank, int64_t width, const PackedSequence& p, Upload upload) {
-  TokenReach reach{width, p.positions, p.key_begin, p.key_end, {}};
+  TokenReach reach{width, p.positions, p.key_begin, p.key_end, p.tokens, p.positions, {}};
   if (width == 0 || layout.size() == 1) return reach;
-  std::vector<int32_t> positions, begin, end;
+  std::vector<int32_t> positions, begin, end, tokens, history;
   for (const TokenRange& r : layout.segments(rank)) {
     const int64_t halo = r.size() > 0 ? std::min(width, r.begin) : 0, first_row = static_cast<int64_t>(positions.size());
     reach.pieces.push_back({halo, r.size()});
-    for (int64_t t = r.begin - halo; t < r.end; ++t) positions.push_back(s.positions[static_cast<size_t>(t)]);
+    for (int64_t t = r.begin - halo; t < r.end; ++t) {
+      positions.push_back(s.positions[static_cast<size_t>(t)]);
+      tokens.push_back(s.tokens[static_cast<size_t>(t)]);
+      history.push_back(static_cast<int32_t>(std::min<int64_t>(positions.back(), t - (r.begin - halo))));
+    }
     for (int64_t t = r.begin; t < r.end; ++t) {
       const int64_t here = first_row + halo + t - r.begin;
       end.push_back(static_cast<int32_t>(here + 1));
@@ -73,6 +77,8 @@ TokenReach make_reach(const HostSequence& s, const ContextLayout& layout, int ra
   reach.positions = upload(positions);
   reach.begin = upload(begin);
   reach.end = upload(end);
+  reach.tokens = upload(tokens);
+  reach.history = upload(history);
   return reach;
 }
 
@@ -97,8 +103,16 @@ CompressedEntries make_compressed(const HostSequence& s, const ContextLayout& la
       positions.push_back(e.positions[static_cast<size_t>(n)]);
     }
   c.first_token = upload(first_token);
+  c.all_first_tokens = layout.size() == 1 ? c.first_token : upload(e.first_token);
   c.positions = upload(positions);
   return c;
+}
+
+// Of a segment whose tokens are the local ones from `local` on; its runs begin at starts[first_run ..].
+SegmentRuns runs_of_segment(const HostSequence& s, const TokenRange& segment, int64_t local, size_t first_run, const std::vector<int32_t>& starts) {
+  if (segment.size() == 0) return {{local, local}, {local, local}, false};
+  const int64_t end = local + segment.size();
+  return {{local, first_run + 1 < starts.size() ? starts[first_run + 1] : end}, {starts.back(), end}, s.positions[static_cast<size_t>(segment.begin)] > 0};
 }
 
 }  // namespace
@@ -151,18 +165,25 @@ PackedSequence to_device(const HostSequence& s, const ContextLayout& layout, int
   p.reach = make_reach(s, layout, rank, needs.reach, p, upload);
   for (int64_t ratio : needs.compression_ratios) p.compressed.push_back(make_compressed(s, layout, rank, ratio, p.reach, upload, upload_part));
 
-  std::vector<int32_t> starts, ids, tokens;
+  std::vector<int32_t> starts, ids, tokens, before, behind;
   int64_t local = 0;
   for (const TokenRange& r : segments) {
+    const size_t first_run = starts.size();
     for (size_t d = 0; d + 1 < s.document_starts.size(); ++d) {
       const int64_t begin = std::max<int64_t>(r.begin, s.document_starts[d]), end = std::min<int64_t>(r.end, s.document_starts[d + 1]);
       if (begin >= end) continue;
       starts.push_back(static_cast<int32_t>(local + begin - r.begin));
       ids.push_back(static_cast<int32_t>(d));
     }
+    p.segment_runs.push_back(runs_of_segment(s, r, local, first_run, starts));
+    before.resize(starts.size(), -1);
+    behind.resize(starts.size(), -1);
+    if (r.size() > 0) behind.back() = static_cast<int32_t>(p.segment_runs.size() - 1);
+    if (p.segment_runs.back().continues) before[first_run] = behind.back();
     local += r.size();
   }
   starts.push_back(static_cast<int32_t>(local));
+  if (layout.size() > 1) p.segment_before = upload(before), p.segment_behind = upload(behind);
   for (size_t d = 0; d + 1 < s.document_starts.size(); ++d) tokens.push_back(s.document_starts[d + 1] - s.document_starts[d]);
   p.document_starts = upload(starts);
   p.document_ids = upload(ids);

@@ -30,13 +30,21 @@ double dot(const double* a, const double* b, int64_t n) {
 
 struct Sizes {
   int64_t tokens, documents, key_heads, value_heads, dk, dv, chunk;
+  Sizes(const Tensor& k, const Tensor& v, int64_t num_documents, int64_t most_in_chunk)
+      : tokens(k.size(0)), documents(num_documents), key_heads(k.size(1)), value_heads(v.size(1)), dk(k.size(2)), dv(v.size(2)),
+        chunk(std::min(most_in_chunk, std::max<int64_t>(1, k.size(0)))) {}
   template <typename Op>
-  explicit Sizes(const Op& g)
-      : tokens(g.q.size(0)), documents(g.document_starts.size(0) - 1), key_heads(g.q.size(1)), value_heads(g.v.size(1)), dk(g.q.size(2)), dv(g.v.size(2)),
-        chunk(std::min(g.chunk, std::max<int64_t>(1, g.q.size(0)))) {}
+  explicit Sizes(const Op& g) : Sizes(g.k, g.v, g.document_starts.size(0) - 1, g.chunk) {}
   int64_t group() const { return value_heads / key_heads; }
-  int64_t most_chunks() const { return (tokens + chunk - 1) / chunk; }
+  int64_t chunks_of(int64_t n) const { return (n + chunk - 1) / chunk; }
+  int64_t most_chunks() const { return chunks_of(tokens); }
 };
+
+// For work that keeps no states of earlier chunks.
+Sizes one_chunk(Sizes n) {
+  n.tokens = n.chunk;
+  return n;
+}
 
 // What one thread needs for a chunk. Matrices are [C, C], [C, Dk] or [C, Dv].
 struct ChunkMemory {
@@ -82,12 +90,10 @@ struct Chunk {
   int64_t rows, first, head;
 };
 
-// Everything of a chunk that does not depend on the state: decays, A, attention, U and W.
+// Decays, A and W.
 template <typename Op>
-void prepare(const Op& g, const Sizes& n, const Chunk& c, const ChunkMemory& m) {
-  gather(HeadRows(g.q, c.first, c.head / n.group()), c.rows, n.dk, m.q);
+void prepare_keys(const Op& g, const Sizes& n, const Chunk& c, const ChunkMemory& m) {
   gather(HeadRows(g.k, c.first, c.head / n.group()), c.rows, n.dk, m.k);
-  gather(HeadRows(g.v, c.first, c.head), c.rows, n.dv, m.v);
   double sum = 0;
   for (int64_t i = 0; i < c.rows; ++i) {
     sum += g.log_decay.f32()[(c.first + i) * n.value_heads + c.head];
@@ -96,20 +102,50 @@ void prepare(const Op& g, const Sizes& n, const Chunk& c, const ChunkMemory& m) 
     m.beta[i] = g.beta.f32()[(c.first + i) * n.value_heads + c.head];
   }
   matrix_product(c.rows, c.rows, n.dk, 1, Rows(m.k, n.dk), transpose(m.k, n.dk), 0, m.a, n.chunk);
-  matrix_product(c.rows, c.rows, n.dk, 1, Rows(m.q, n.dk), transpose(m.k, n.dk), 0, m.attention, n.chunk);
   for (int64_t i = 0; i < c.rows; ++i)
     for (int64_t j = 0; j < c.rows; ++j) {
       const int64_t at = i * n.chunk + j;
       m.decay[at] = j <= i ? std::exp(m.sums[i] - m.sums[j]) : 0;
       m.a[at] = j < i ? m.beta[i] * m.a[at] * m.decay[at] : 0;
-      m.attention[at] = j <= i ? m.attention[at] * m.decay[at] : 0;
     }
-  for (int64_t i = 0; i < c.rows; ++i) {
-    for (int64_t d = 0; d < n.dv; ++d) m.u[i * n.dv + d] = m.beta[i] * m.v[i * n.dv + d];
+  for (int64_t i = 0; i < c.rows; ++i)
     for (int64_t d = 0; d < n.dk; ++d) m.w[i * n.dk + d] = m.beta[i] * m.gamma[i] * m.k[i * n.dk + d];
-  }
-  solve(m.a, c.rows, n.chunk, m.u, n.dv, false);
   solve(m.a, c.rows, n.chunk, m.w, n.dk, false);
+}
+
+// U, behind prepare_keys.
+template <typename Op>
+void prepare_values(const Op& g, const Sizes& n, const Chunk& c, const ChunkMemory& m) {
+  gather(HeadRows(g.v, c.first, c.head), c.rows, n.dv, m.v);
+  for (int64_t i = 0; i < c.rows; ++i)
+    for (int64_t d = 0; d < n.dv; ++d) m.u[i * n.dv + d] = m.beta[i] * m.v[i * n.dv + d];
+  solve(m.a, c.rows, n.chunk, m.u, n.dv, false);
+}
+
+// Attention, behind prepare_keys.
+template <typename Op>
+void prepare_queries(const Op& g, const Sizes& n, const Chunk& c, const ChunkMemory& m) {
+  gather(HeadRows(g.q, c.first, c.head / n.group()), c.rows, n.dk, m.q);
+  matrix_product(c.rows, c.rows, n.dk, 1, Rows(m.q, n.dk), transpose(m.k, n.dk), 0, m.attention, n.chunk);
+  for (int64_t i = 0; i < c.rows; ++i)
+    for (int64_t j = 0; j < c.rows; ++j) m.attention[i * n.chunk + j] = j <= i ? m.attention[i * n.chunk + j] * m.decay[i * n.chunk + j] : 0;
+}
+
+// Everything of a chunk that does not depend on the state.
+template <typename Op>
+void prepare(const Op& g, const Sizes& n, const Chunk& c, const ChunkMemory& m) {
+  prepare_keys(g, n, c, m);
+  prepare_values(g, n, c, m);
+  prepare_queries(g, n, c, m);
+}
+
+// A document's carried state of one head, or zeros.
+void load_state(const CarriedStates& carried, const Sizes& n, int64_t document, int64_t head, double* state) {
+  const int64_t size = n.dk * n.dv, from = carried.states.defined() ? carried.of_document.i32()[document] : -1;
+  if (from < 0)
+    std::fill_n(state, size, 0.0);
+  else
+    std::copy_n(carried.states.f32() + (from * n.value_heads + head) * size, size, state);
 }
 
 // U becomes V' = U - W S.
@@ -121,6 +157,15 @@ void advance_state(const Sizes& n, const Chunk& c, const ChunkMemory& m) {
     for (int64_t d = 0; d < n.dv; ++d) m.u[i * n.dv + d] *= m.decay[(c.rows - 1) * n.chunk + i];
   matrix_product(n.dk, n.dv, c.rows, 1, transpose(m.k, n.dk), Rows(m.u, n.dv), m.gamma[c.rows - 1], m.state, n.dv);
 }
+
+// M <- (g_last I - K^T diag(r) W) M, behind advance_state; read [C, Dk] is scratch.
+void advance_map(const Sizes& n, const Chunk& c, const ChunkMemory& m, double* map, double* read) {
+  matrix_product(c.rows, n.dk, n.dk, -1, Rows(m.w, n.dk), Rows(map, n.dk), 0, read, n.dk);
+  for (int64_t i = 0; i < c.rows; ++i)
+    for (int64_t d = 0; d < n.dk; ++d) read[i * n.dk + d] *= m.decay[(c.rows - 1) * n.chunk + i];
+  matrix_product(n.dk, n.dk, c.rows, 1, transpose(m.k, n.dk), Rows(read, n.dk), m.gamma[c.rows - 1], map, n.dk);
+}
+size_t map_bytes(const Sizes& n) { return chunk_bytes(n) + doubles(n.dk * n.dk) + doubles(n.chunk * n.dk); }
 
 // out [C, Dv] is scratch.
 void forward_chunk(const GatedDelta& g, const Sizes& n, const Chunk& c, const ChunkMemory& m, double* out) {
@@ -165,7 +210,8 @@ size_t backward_bytes(const Sizes& n) {
 }
 
 // dV', and dS of the chunk's start.
-void backward_state(const GatedDeltaBackward& g, const Sizes& n, const Chunk& c, const BackwardMemory& m) {
+template <typename Op>
+void backward_state(const Op& g, const Sizes& n, const Chunk& c, const BackwardMemory& m) {
   const ChunkMemory& f = m.chunk;
   gather(HeadRows(g.dout, c.first, c.head), c.rows, n.dv, m.dout);
   matrix_product(c.rows, n.dv, n.dk, 1, Rows(f.k, n.dk), Rows(m.dstate, n.dv), 0, m.dvalues, n.dv);
@@ -238,17 +284,17 @@ void backward_inputs(const GatedDeltaBackward& g, const Sizes& n, const Chunk& c
   }
 }
 
-void backward_head(const GatedDeltaBackward& g, const Sizes& n, int64_t begin, int64_t end, int64_t head, const BackwardMemory& m) {
-  const int64_t state = n.dk * n.dv, chunks = (end - begin + n.chunk - 1) / n.chunk;
+void backward_head(const GatedDeltaBackward& g, const Sizes& n, const CarriedStates& before, const CarriedStates& dbehind, int64_t document, int64_t head, const BackwardMemory& m) {
+  const int64_t begin = g.document_starts.i32()[document], end = g.document_starts.i32()[document + 1], state = n.dk * n.dv, chunks = n.chunks_of(end - begin);
   const auto chunk = [&](int64_t i) { return Chunk{std::min(n.chunk, end - begin - i * n.chunk), begin + i * n.chunk, head}; };
-  std::fill_n(m.chunk.state, state, 0.0);
+  load_state(before, n, document, head, m.chunk.state);
   for (int64_t i = 0; i < chunks; ++i) {
     std::copy_n(m.chunk.state, state, m.states + i * state);
     prepare(g, n, chunk(i), m.chunk);
     apply_state(n, chunk(i), m.chunk);
     advance_state(n, chunk(i), m.chunk);
   }
-  std::fill_n(m.dstate, state, 0.0);
+  load_state(dbehind, n, document, head, m.dstate);
   for (int64_t i = chunks; i-- > 0;) {
     const Chunk c = chunk(i);
     std::copy_n(m.states + i * state, state, m.chunk.state);
@@ -263,7 +309,7 @@ void backward_head(const GatedDeltaBackward& g, const Sizes& n, int64_t begin, i
 
 }  // namespace
 
-void gated_delta_ref(const GatedDelta& g) {
+void gated_delta_ref(const GatedDelta& g, const CarriedStates& before) {
   const Sizes n(g);
   const size_t each = forward_bytes(n);
 #pragma omp parallel for collapse(2) schedule(dynamic)
@@ -273,7 +319,7 @@ void gated_delta_ref(const GatedDelta& g) {
       Workspace workspace(g.workspace.slice(0, at, at + static_cast<int64_t>(each)));
       const ChunkMemory m = take_chunk(workspace, n);
       double* out = workspace.take<double>(n.chunk * n.dv);
-      std::fill_n(m.state, n.dk * n.dv, 0.0);
+      load_state(before, n, document, head, m.state);
       const int64_t end = g.document_starts.i32()[document + 1];
       for (int64_t first = g.document_starts.i32()[document]; first < end; first += n.chunk)
         forward_chunk(g, n, {std::min(n.chunk, end - first), first, head}, m, out);
@@ -282,7 +328,7 @@ void gated_delta_ref(const GatedDelta& g) {
 
 size_t gated_delta_ref_workspace_bytes(const GatedDelta& g) { return static_cast<size_t>(omp_get_max_threads()) * forward_bytes(Sizes(g)); }
 
-void gated_delta_backward_ref(const GatedDeltaBackward& g) {
+void gated_delta_backward_ref(const GatedDeltaBackward& g, const CarriedStates& before, const CarriedStates& dbehind) {
   const Sizes n(g);
   const size_t each = backward_bytes(n);
 #pragma omp parallel for collapse(2) schedule(dynamic)
@@ -296,10 +342,60 @@ void gated_delta_backward_ref(const GatedDeltaBackward& g) {
         const HeadRows rows(x, begin, key_head);
         for (int64_t i = 0; i < end - begin; ++i) std::fill_n(rows[i], n.dk, 0.0f);
       }
-      for (int64_t i = 0; i < n.group(); ++i) backward_head(g, n, begin, end, key_head * n.group() + i, m);
+      for (int64_t i = 0; i < n.group(); ++i) backward_head(g, n, before, dbehind, document, key_head * n.group() + i, m);
     }
 }
 
 size_t gated_delta_backward_ref_workspace_bytes(const GatedDeltaBackward& g) { return static_cast<size_t>(omp_get_max_threads()) * backward_bytes(Sizes(g)); }
+
+void delta_map_ref(const DeltaMap& g) {
+  const Sizes n(g.k, g.v, 1, g.chunk);
+  const size_t each = map_bytes(n);
+#pragma omp parallel for schedule(dynamic)
+  for (int64_t head = 0; head < n.value_heads; ++head) {
+    const int64_t at = static_cast<int64_t>(each) * omp_get_thread_num();
+    Workspace workspace(g.workspace.slice(0, at, at + static_cast<int64_t>(each)));
+    const ChunkMemory m = take_chunk(workspace, n);
+    double *map = workspace.take<double>(n.dk * n.dk), *read = workspace.take<double>(n.chunk * n.dk);
+    std::fill_n(m.state, n.dk * n.dv, 0.0);
+    for (int64_t i = 0; i < n.dk * n.dk; ++i) map[i] = i % (n.dk + 1) == 0;
+    for (int64_t first = 0; first < n.tokens; first += n.chunk) {
+      const Chunk c{std::min(n.chunk, n.tokens - first), first, head};
+      prepare_keys(g, n, c, m);
+      prepare_values(g, n, c, m);
+      apply_state(n, c, m);
+      advance_state(n, c, m);
+      advance_map(n, c, m, map, read);
+    }
+    std::copy_n(m.state, n.dk * n.dv, g.state.f32() + head * n.dk * n.dv);
+    if (g.map.defined()) std::copy_n(map, n.dk * n.dk, g.map.f32() + head * n.dk * n.dk);
+  }
+}
+
+size_t delta_map_ref_workspace_bytes(const DeltaMap& g) { return static_cast<size_t>(omp_get_max_threads()) * map_bytes(Sizes(g.k, g.v, 1, g.chunk)); }
+
+void delta_map_backward_ref(const DeltaMapBackward& g) {
+  const Sizes n(g.k, g.dout, 1, g.chunk), one = one_chunk(n);
+  const size_t each = backward_bytes(one);
+#pragma omp parallel for schedule(dynamic)
+  for (int64_t head = 0; head < n.value_heads; ++head) {
+    const int64_t at = static_cast<int64_t>(each) * omp_get_thread_num();
+    Workspace workspace(g.workspace.slice(0, at, at + static_cast<int64_t>(each)));
+    const BackwardMemory m = take_backward(workspace, one);
+    std::fill_n(m.dstate, n.dk * n.dv, 0.0);
+    for (int64_t i = one.chunks_of(n.tokens); i-- > 0;) {
+      const Chunk c{std::min(n.chunk, n.tokens - i * n.chunk), i * n.chunk, head};
+      prepare_keys(g, n, c, m.chunk);
+      prepare_queries(g, n, c, m.chunk);
+      backward_state(g, n, c, m);
+      std::copy_n(m.next, n.dk * n.dv, m.dstate);
+    }
+    std::copy_n(m.dstate, n.dk * n.dv, g.dstate.f32() + head * n.dk * n.dv);
+  }
+}
+
+size_t delta_map_backward_ref_workspace_bytes(const DeltaMapBackward& g) {
+  return static_cast<size_t>(omp_get_max_threads()) * backward_bytes(one_chunk(Sizes(g.k, g.dout, 1, g.chunk)));
+}
 
 }  // namespace hyscale

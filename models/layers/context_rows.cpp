@@ -52,10 +52,11 @@ ContextRows gather_context_rows(Context& ctx, const Tensor& kv, const Tensor& ke
     return {kv, keys};
   }
   const RowShards& shards = rows_of ? *rows_of : ctx.ring->tokens();
-  const int64_t width = kv.size(1), total = shards.total();
-  ContextRows all{ctx.saved->allocate(kv.dtype(), {total, width}), keys.defined() ? ctx.saved->allocate(keys.dtype(), {total, keys.size(1)}) : Tensor()};
+  const int64_t width = kv.defined() ? kv.size(1) : 0, total = shards.total();
+  const auto of_all = [&](const Tensor& own) { return own.defined() ? ctx.saved->allocate(own.dtype(), {total, own.size(1)}) : Tensor(); };
+  const ContextRows all{of_all(kv), of_all(keys)};
   const ArenaScope scope(*ctx.scratch);
-  const Tensor own = keys.defined() ? join_columns(ctx, kv, keys) : kv;
+  const Tensor own = !kv.defined() ? keys : keys.defined() ? join_columns(ctx, kv, keys) : kv;
   ArrivedRuns runs(std::max<int64_t>(1, total / kUpdates));
   const auto score_runs = [&](bool all_of_them) {
     for (const TokenRange& r : runs.take(all_of_them)) score(r.begin, all.keys.slice(0, r.begin, r.end));
@@ -66,7 +67,7 @@ ContextRows gather_context_rows(Context& ctx, const Tensor& kv, const Tensor& ke
       const Tensor rows = shard.slice(0, at, at + s.size());
       at += s.size();
       if (s.size() == 0) continue;
-      cast(all.kv.slice(0, s.begin, s.end), rows.slice(1, 0, width), ctx.stream);
+      if (kv.defined()) cast(all.kv.slice(0, s.begin, s.end), rows.slice(1, 0, width), ctx.stream);
       if (!keys.defined()) continue;
       cast(all.keys.slice(0, s.begin, s.end), rows.slice(1, width, rows.size(1)), ctx.stream);
       runs.add(s);

@@ -8,11 +8,11 @@
 namespace hyscale {
 
 struct ContextRows {
-  Tensor kv;    // [S, Dk]
+  Tensor kv;    // [S, Dk], or absent
   Tensor keys;  // [S, D] index keys, or absent
 };
 
-// kv [T, Dk] and keys [T, D] (or absent): the own tokens'. The result is in the saved arena, or is kv and keys themselves.
+// kv [T, Dk] and keys [T, D] (one may be absent): the own tokens'. The result is in the saved arena, or is kv and keys themselves.
 // score(first, keys): called for runs of tokens [first, first + n), each token in one of them, while the next rows arrive.
 using ScoreKeys = std::function<void(int64_t first, const Tensor& keys)>;
 // Rows of tokens, or of `shards`: then [S] stands for all of their rows.

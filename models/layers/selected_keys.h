@@ -13,7 +13,7 @@ struct KeyScorer {
   bool e4m3 = false;
 };
 
-// FlashTopK into the store's slot over the keys of all ranks, which arrive together with kv (absent without a ring): as
+// FlashTopK into the store's slot over the keys of all ranks, which arrive together with kv (or without them): as
 // gather_context_rows, whose rows are returned.
 ContextRows select_keys(Context&, int slot, int64_t k, const KeyScorer&, const Tensor& kv, const Tensor& keys, const RowShards* shards = nullptr);
 

@@ -19,10 +19,10 @@ void for_each_piece(const TokenReach& reach, Function function) {
 
 }  // namespace
 
-Tensor reach_rows(Context& ctx, const Tensor& rows) {
+Tensor reach_rows(Context& ctx, const Tensor& rows, Arena& arena) {
   if (!reaches_over(ctx)) return rows;
   const TokenReach& reach = ctx.sequence->reach;
-  const Tensor all = ctx.saved->allocate(rows.dtype(), {reach.positions.size(0), rows.size(1)});
+  const Tensor all = arena.allocate(rows.dtype(), {reach.positions.size(0), rows.size(1)});
   const ArenaScope scope(*ctx.scratch);
   const Tensor halo = ctx.ring->left_halo(rows, reach.width, *ctx.scratch, ctx.stream);
   for_each_piece(reach, [&](int64_t row, int64_t from, int64_t token, const TokenReach::Piece& p) {
@@ -30,6 +30,18 @@ Tensor reach_rows(Context& ctx, const Tensor& rows) {
     copy(all.slice(0, row + p.halo_rows, row + p.halo_rows + p.own_rows), rows.slice(0, token, token + p.own_rows), ctx.stream);
   });
   return all;
+}
+
+void take_own_rows(Context& ctx, const Tensor& reach, const Tensor& rows) {
+  for_each_piece(ctx.sequence->reach, [&](int64_t row, int64_t, int64_t token, const TokenReach::Piece& p) {
+    copy(rows.slice(0, token, token + p.own_rows), reach.slice(0, row + p.halo_rows, row + p.halo_rows + p.own_rows), ctx.stream);
+  });
+}
+
+void place_own_rows(Context& ctx, const Tensor& rows, const Tensor& reach) {
+  for_each_piece(ctx.sequence->reach, [&](int64_t row, int64_t, int64_t token, const TokenReach::Piece& p) {
+    copy(reach.slice(0, row + p.halo_rows, row + p.halo_rows + p.own_rows), rows.slice(0, token, token + p.own_rows), ctx.stream);
+  });
 }
 
 void fold_reach(Context& ctx, const Tensor& dreach, const Tensor& drows) {

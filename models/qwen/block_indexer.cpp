@@ -7,6 +7,7 @@
 #include "kernels/rope/rope.h"
 #include "models/layers/linear.h"
 #include "models/layers/selected_keys.h"
+#include "models/layers/token_reach.h"
 #include "models/qwen/zero_centred_norm.h"
 
 namespace hyscale {
@@ -45,7 +46,7 @@ void BlockIndexer::project(Context& ctx, const Tensor& x, const CompressedEntrie
   const ArenaScope scope(*ctx.scratch);
   const Tensor k_raw = ctx.scratch->allocate(ctx.activation, {tokens, dims});
   scratch_gemm(ctx, x, key_rows(qk_.value), k_raw, false, true);
-  block_pool({k_raw, blocks.first_token, blocks.ratio, s.pooled, ctx.stream});
+  block_pool({reach_rows(ctx, k_raw, *ctx.scratch), blocks.first_token, blocks.ratio, s.pooled, ctx.stream});
   group_norm(ctx, s.pooled, k_norm_, config_.eps, s.keys, s.k_rstd);
   rotate(ctx, one_head(s.keys), blocks.positions, inv_freq, false);
 }
@@ -55,21 +56,25 @@ void BlockIndexer::forward(Context& ctx, Pass pass, int slot, const Tensor& x, c
   // Keys are needed for scores, and again for those of the index loss.
   if (replayed && (pass == Pass::evaluate || ctx.scales.index <= 0)) return;
   project(ctx, x, blocks, inv_freq, s);
-  if (!replayed) select_keys(ctx, slot, config_.k, {s.q, {}, blocks.begin, blocks.end}, {}, s.keys);
+  s.all_keys = replayed ? gather_context_rows(ctx, {}, s.keys, {}, &blocks.shards).keys
+                        : select_keys(ctx, slot, config_.k, {s.q, {}, blocks.begin, blocks.end}, {}, s.keys, &blocks.shards).keys;
 }
 
 void BlockIndexer::backward(Context& ctx, int slot, const Tensor& block_mass, const CompressedEntries& blocks, const Tensor& inv_freq, const Saved& s) {
   const ArenaScope scope(*ctx.scratch);
-  const Tensor dq = ctx.scratch->allocate(ctx.activation, s.q.shape()), dkeys = ctx.scratch->allocate_zeroed(DType::f32, s.keys.shape(), ctx.stream);
-  index_loss_of_selection(ctx, slot, s.q, {}, s.keys, block_mass, dq, {}, dkeys);
+  const Tensor dq = ctx.scratch->allocate(ctx.activation, s.q.shape()), dkeys = ctx.scratch->allocate_zeroed(DType::f32, s.all_keys.shape(), ctx.stream);
+  index_loss_of_selection(ctx, slot, s.q, {}, s.all_keys, block_mass, dq, {}, dkeys);
   scale(dq, score_scale(), ctx.stream);
   rotate(ctx, dq, ctx.sequence->positions, inv_freq, true);
   group_norm_backward(ctx, head_rows(s.q_raw), q_norm_, s.q_rstd, head_rows(dq), head_rows(dq));
   scratch_gemm(ctx, dq.as_matrix(), s.x, query_rows(qk_.grad), true, false, 1, 1);
-  const Tensor dpooled = narrowed(ctx, dkeys), dk_raw = ctx.scratch->allocate(ctx.activation, {s.x.size(0), config_.head_dim});
+  const Tensor dpooled = narrowed(ctx, reduce_context_rows(ctx, dkeys, &blocks.shards));
   rotate(ctx, one_head(dpooled), blocks.positions, inv_freq, true);
   group_norm_backward(ctx, s.pooled, k_norm_, s.k_rstd, dpooled, dpooled);
-  block_pool_backward({dpooled, blocks.first_token, blocks.ratio, dk_raw, ctx.stream});
+  const Tensor dreach = ctx.scratch->allocate(ctx.activation, {ctx.sequence->reach.positions.size(0), config_.head_dim});
+  block_pool_backward({dpooled, blocks.first_token, blocks.ratio, dreach, ctx.stream});
+  const Tensor dk_raw = reaches_over(ctx) ? ctx.scratch->allocate_zeroed(ctx.activation, {s.x.size(0), config_.head_dim}, ctx.stream) : dreach;
+  fold_reach(ctx, dreach, dk_raw);
   scratch_gemm(ctx, dk_raw, s.x, key_rows(qk_.grad), true, false, 1, 1);
 }
 

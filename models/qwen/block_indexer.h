@@ -19,6 +19,7 @@ class BlockIndexer {
     Tensor x;                     // [T, C], the caller's
     Tensor q_raw, q_rstd, q;      // [T, J, D], f32 [1, T J], [T, J, D] times D^-1/2
     Tensor pooled, k_rstd, keys;  // [E, D], f32 [1, E], [E, D]
+    Tensor all_keys;              // [blocks of the whole sequence, D]
   };
   // The selection is in the store's `slot` afterwards, unless the pass replays one. Nothing is computed that is not needed.
   void forward(Context&, Pass, int slot, const Tensor& x, const CompressedEntries& blocks, const Tensor& inv_freq, Saved&);

@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "kernels/block_attention/block_attention.h"
 #include "kernels/rope/rope.h"
+#include "models/layers/context_rows.h"
 #include "models/layers/linear.h"
 #include "models/qwen/zero_centred_norm.h"
 
@@ -39,6 +39,22 @@ void GatedAttention::rotate(Context& ctx, const Tensor& x, const Tensor& inv_fre
 
 float GatedAttention::scale() const { return 1 / std::sqrt(static_cast<float>(config_.head_dim)); }
 
+template <typename Function>
+void GatedAttention::for_each_run(const Context& ctx, Function function) const {
+  if (!ctx.ring) return function(0, ctx.sequence->num_tokens(), 0);
+  int64_t first = 0;
+  for (const TokenRange& r : ctx.ring->layout().segments(ctx.ring->group().rank())) {
+    function(first, first + r.size(), r.begin);
+    first += r.size();
+  }
+}
+
+AttendedBlocks GatedAttention::attended(Context& ctx, int slot, int64_t first, int64_t last, int64_t row) const {
+  const CompressedEntries& b = blocks(ctx);
+  const Selection chosen = ctx.selections->get(slot, ctx.stream);
+  return {b.ratio, b.all_first_tokens, ctx.sequence->positions.slice(0, first, last), {chosen.indices.slice(0, first, last), chosen.counts.slice(0, first, last)}, row};
+}
+
 void GatedAttention::forward(Context& ctx, Pass pass, int slot, const Tensor& x, const Tensor& y, const Tensor& inv_freq, Saved& s) {
   const GatedAttentionConfig& c = config_;
   const int64_t tokens = x.size(0);
@@ -58,12 +74,18 @@ void GatedAttention::forward(Context& ctx, Pass pass, int slot, const Tensor& x,
   group_norm(ctx, head_rows(s.k_raw), k_norm_, c.eps, head_rows(s.k), s.k_rstd);
   rotate(ctx, s.q, inv_freq, false);
   rotate(ctx, s.k, inv_freq, false);
-  const CompressedEntries& b = blocks(ctx);
-  indexer_.forward(ctx, pass, slot, x, b, inv_freq, s.indexer);
+  const ContextRows rows = gather_context_rows(ctx, s.k.as_matrix(), s.v.as_matrix());  // side by side
+  s.all_k = rows.kv.view({rows.kv.size(0), c.num_kv_heads, c.head_dim});
+  s.all_v = rows.keys.view(s.all_k.shape());
+  indexer_.forward(ctx, pass, slot, x, blocks(ctx), inv_freq, s.indexer);
   const ArenaScope scope(*ctx.scratch);
-  BlockAttentionForward a{s.q, s.k, s.v, {b.ratio, b.first_token, ctx.sequence->positions, ctx.selections->get(slot, ctx.stream)}, scale(), s.o, s.lse, {}, ctx.stream};
-  a.workspace = workspace(ctx, block_attention_forward_workspace_bytes(a));
-  block_attention_forward(a);
+  for_each_run(ctx, [&](int64_t first, int64_t last, int64_t row) {
+    const ArenaScope inner(*ctx.scratch);
+    BlockAttentionForward a{s.q.slice(0, first, last), s.all_k, s.all_v, attended(ctx, slot, first, last, row), scale(), s.o.slice(0, first, last), s.lse.slice(0, first, last),
+                            {}, ctx.stream};
+    a.workspace = workspace(ctx, block_attention_forward_workspace_bytes(a));
+    block_attention_forward(a);
+  });
   const Tensor gated = ctx.scratch->allocate(ctx.activation, of_queries);
   gate({s.o, gates(s.q_gate), GateActivation::sigmoid, gated, ctx.stream});
   linear(ctx, gated.as_matrix(), o_, y);
@@ -74,27 +96,28 @@ void GatedAttention::backward(Context& ctx, int slot, const Tensor& dy, const Te
   const bool teach = ctx.scales.index > 0;
   const Tensor gated = ctx.scratch->allocate(ctx.activation, s.o.shape()), dout = ctx.scratch->allocate(ctx.activation, s.o.shape());
   const Tensor dq_gate = ctx.scratch->allocate(ctx.activation, s.q_gate.shape());
-  const Tensor dk = ctx.scratch->allocate_zeroed(DType::f32, s.k.shape(), ctx.stream), dv = ctx.scratch->allocate_zeroed(DType::f32, s.v.shape(), ctx.stream);
+  const Tensor dk = ctx.scratch->allocate_zeroed(DType::f32, s.all_k.shape(), ctx.stream), dv = ctx.scratch->allocate_zeroed(DType::f32, s.all_v.shape(), ctx.stream);
   const Tensor block_mass = teach ? ctx.scratch->allocate(DType::f32, {dy.size(0), config_.indexer.k}) : Tensor();
   gate({s.o, gates(s.q_gate), GateActivation::sigmoid, gated, ctx.stream});
   linear_wgrad(ctx, dy, gated.as_matrix(), o_);
   linear_dgrad(ctx, dy, o_, dout.as_matrix());
   gate_backward({s.o, gates(s.q_gate), GateActivation::sigmoid, dout, dout, gates(dq_gate), ctx.stream});
   const Tensor dq = gated;  // read for the last time above
-  const CompressedEntries& b = blocks(ctx);
-  {
+  for_each_run(ctx, [&](int64_t first, int64_t last, int64_t row) {
     const ArenaScope inner(*ctx.scratch);
-    BlockAttentionBackward a{s.q, s.k, s.v, {b.ratio, b.first_token, ctx.sequence->positions, ctx.selections->get(slot, ctx.stream)}, scale(), s.o, s.lse, dout, dq, dk, dv,
-                             block_mass, {}, ctx.stream, ctx.deterministic};
+    const auto part = [&](const Tensor& t) { return t.defined() ? t.slice(0, first, last) : Tensor(); };
+    BlockAttentionBackward a{part(s.q), s.all_k, s.all_v, attended(ctx, slot, first, last, row), scale(), part(s.o), part(s.lse), part(dout), part(dq), dk, dv,
+                             part(block_mass), {}, ctx.stream, ctx.deterministic};
     a.workspace = workspace(ctx, block_attention_backward_workspace_bytes(a));
     block_attention_backward(a);
-  }
+  });
   rotate(ctx, dq, inv_freq, true);
   group_norm_backward(ctx, query_rows(s.q_gate), q_norm_, s.q_rstd, head_rows(dq), query_rows(dq_gate));
   linear_wgrad(ctx, dq_gate.as_matrix(), s.x, q_);
   linear_dgrad(ctx, dq_gate.as_matrix(), q_, dx);
-  backward_keys(ctx, narrowed(ctx, dk), narrowed(ctx, dv), inv_freq, dx, s);
-  if (teach) indexer_.backward(ctx, slot, block_mass, b, inv_freq, s.indexer);
+  const auto own = [&](const Tensor& all) { return narrowed(ctx, reduce_context_rows(ctx, all.as_matrix())).view(s.k.shape()); };
+  backward_keys(ctx, own(dk), own(dv), inv_freq, dx, s);
+  if (teach) indexer_.backward(ctx, slot, block_mass, blocks(ctx), inv_freq, s.indexer);
 }
 
 // dx is added to.

@@ -3,6 +3,7 @@
 //   q and k: zero-centred RMSNorm of each head, then rope on the first numbers;   y = W_o (attention(q, k, v) sigmoid(gate))
 // Source: Qwen3.8 (QSA), report section 2.1.2.
 #pragma once
+#include "kernels/block_attention/block_attention.h"
 #include "models/qwen/block_indexer.h"
 
 namespace hyscale {
@@ -15,6 +16,7 @@ class GatedAttention {
     Tensor x;                      // [T, C], the caller's
     Tensor q_gate, q_rstd, q;      // [T, H, 2 D], f32 [1, T H], [T, H, D]
     Tensor k_raw, k_rstd, k, v;    // [T, G, D], f32 [1, T G], [T, G, D] each
+    Tensor all_k, all_v;           // [S, G, D]: of the whole sequence
     Tensor o, lse;                 // [T, H, D], f32 [T, H]
     BlockIndexer::Saved indexer;
   };
@@ -28,6 +30,10 @@ class GatedAttention {
   Tensor query_rows(const Tensor& q_gate) const;  // of every head, [T H, D], strided
   void rotate(Context&, const Tensor& x_thd, const Tensor& inv_freq, bool inverse) const;
   float scale() const;
+  // Calls function(first, last, row) for runs of own tokens [first, last) that lie side by side in the sequence, from token `row` on.
+  template <typename Function>
+  void for_each_run(const Context&, Function) const;
+  AttendedBlocks attended(Context&, int slot, int64_t first, int64_t last, int64_t row) const;
   void backward_keys(Context&, const Tensor& dk, const Tensor& dv, const Tensor& inv_freq, const Tensor& dx, const Saved&);
 
   GatedAttentionConfig config_;

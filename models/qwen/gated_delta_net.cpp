@@ -3,11 +3,11 @@
 #include <cmath>
 
 #include "kernels/gated_delta/delta_gates.h"
-#include "kernels/gated_delta/gated_delta.h"
 #include "kernels/l2_norm/l2_norm.h"
 #include "kernels/rms_norm/rms_norm.h"
-#include "kernels/short_conv/short_conv.h"
 #include "models/layers/linear.h"
+#include "models/qwen/carried_states.h"
+#include "models/qwen/causal_conv.h"
 
 namespace hyscale {
 namespace {
@@ -45,30 +45,77 @@ void GatedDeltaNet::forward(Context& ctx, const Tensor& x, const Tensor& y, Save
   const int64_t tokens = x.size(0);
   const Shape of_values{tokens, c.value_heads, c.value_dim}, of_keys{tokens, c.key_heads, c.key_dim};
   s.x = x;
-  s.qkv_raw = ctx.saved->allocate(ctx.activation, {tokens, qkv_.shape[0]});
-  s.qkv = ctx.saved->allocate(ctx.activation, s.qkv_raw.shape());
+  const Tensor qkv_raw = ctx.saved->allocate(ctx.activation, {tokens, qkv_.shape[0]});
+  s.qkv = ctx.saved->allocate(ctx.activation, qkv_raw.shape());
   for (Tensor* t : {&s.q, &s.k}) *t = ctx.saved->allocate(ctx.activation, of_keys);
   for (Tensor* t : {&s.q_r, &s.k_r}) *t = ctx.saved->allocate(DType::f32, {tokens, c.key_heads});
   for (Tensor* t : {&s.a, &s.b, &s.log_decay, &s.beta}) *t = ctx.saved->allocate(DType::f32, {tokens, c.value_heads});
   for (Tensor* t : {&s.o, &s.normed, &s.z}) *t = ctx.saved->allocate(ctx.activation, of_values);
   s.o_rstd = ctx.saved->allocate(DType::f32, {tokens * c.value_heads});
 
-  linear(ctx, x, qkv_, s.qkv_raw);
-  short_conv({s.qkv_raw, taps(conv_.value), ctx.sequence->positions, 1, s.qkv, ctx.stream});
+  linear(ctx, x, qkv_, qkv_raw);
+  s.qkv_raw = causal_conv(ctx, qkv_raw, taps(conv_.value), 1, s.qkv);
   l2_norm({queries(s.qkv), kUnitEps, s.q, s.q_r, ctx.stream});
   l2_norm({keys(s.qkv), kUnitEps, s.k, s.k_r, ctx.stream});
   linear(ctx, x, a_, s.a);
   linear(ctx, x, b_, s.b);
   delta_gates({s.a, s.b, a_log_.value, dt_bias_.value, s.log_decay, s.beta, ctx.stream});
   const ArenaScope scope(*ctx.scratch);
-  GatedDelta g{s.q, s.k, values(s.qkv), s.log_decay, s.beta, ctx.sequence->document_starts, scale(), kChunk, s.o, {}, ctx.stream};
-  g.workspace = workspace(ctx, gated_delta_workspace_bytes(g));
-  gated_delta(g);
+  delta_rule(ctx, s);
   rms_norm({head_rows(s.o), norm_.value, c.eps, head_rows(s.normed), s.o_rstd, ctx.stream});
   linear(ctx, x, z_, s.z.as_matrix());
   const Tensor gated = ctx.scratch->allocate(ctx.activation, of_values);
   gate({s.normed, s.z, c.output_gate, gated, ctx.stream});
   linear(ctx, gated.as_matrix(), out_, y);
+}
+
+void GatedDeltaNet::delta_rule(Context& ctx, Saved& s) {
+  const ArenaScope scope(*ctx.scratch);
+  const CarriedStates before = ctx.ring ? states_before(ctx, s) : CarriedStates{};
+  GatedDelta g{s.q, s.k, values(s.qkv), s.log_decay, s.beta, ctx.sequence->document_starts, scale(), kChunk, s.o, {}, ctx.stream};
+  g.workspace = workspace(ctx, gated_delta_workspace_bytes(g));
+  if (ctx.ring)
+    gated_delta_carried(g, before);
+  else
+    gated_delta(g);
+}
+
+CarriedStates GatedDeltaNet::states_before(Context& ctx, Saved& s) {
+  const std::vector<SegmentRuns>& segments = ctx.sequence->segment_runs;
+  const int64_t n = static_cast<int64_t>(segments.size());
+  s.maps = ctx.saved->allocate_zeroed(DType::f32, {n, config_.value_heads, config_.key_dim, config_.key_dim}, ctx.stream);
+  s.before = ctx.saved->allocate(DType::f32, {n, config_.value_heads, config_.key_dim, config_.value_dim});
+  const ArenaScope scope(*ctx.scratch);
+  const Tensor states = ctx.scratch->allocate(DType::f32, s.before.shape());
+  for (int64_t i = 0; i < n; ++i) {
+    const ArenaScope inner(*ctx.scratch);
+    const SegmentRuns& r = segments[static_cast<size_t>(i)];
+    const auto part = [&](const Tensor& t) { return t.slice(0, r.last.begin, r.last.end); };
+    DeltaMap m{part(s.k), part(values(s.qkv)), part(s.log_decay), part(s.beta), kChunk, r.passes() ? s.maps.select(0, i) : Tensor(), states.select(0, i), {}, ctx.stream};
+    m.workspace = workspace(ctx, delta_map_workspace_bytes(m));
+    delta_map(m);
+  }
+  carry_states(ctx, CarryDirection::forward, s.maps, states, s.before);
+  return {s.before, ctx.sequence->segment_before};
+}
+
+// In the scratch arena.
+CarriedStates GatedDeltaNet::gradients_behind(Context& ctx, const Tensor& dout, const Saved& s) {
+  const std::vector<SegmentRuns>& segments = ctx.sequence->segment_runs;
+  const Tensor behind = ctx.scratch->allocate(DType::f32, s.before.shape());
+  const ArenaScope scope(*ctx.scratch);
+  const Tensor dstates = ctx.scratch->allocate_zeroed(DType::f32, s.before.shape(), ctx.stream);
+  for (int64_t i = 0; i < behind.size(0); ++i) {
+    const SegmentRuns& r = segments[static_cast<size_t>(i)];
+    if (!r.continues) continue;
+    const ArenaScope inner(*ctx.scratch);
+    const auto part = [&](const Tensor& t) { return t.slice(0, r.first.begin, r.first.end); };
+    DeltaMapBackward m{part(s.q), part(s.k), part(s.log_decay), part(s.beta), scale(), kChunk, part(dout), dstates.select(0, i), {}, ctx.stream};
+    m.workspace = workspace(ctx, delta_map_backward_workspace_bytes(m));
+    delta_map_backward(m);
+  }
+  carry_states(ctx, CarryDirection::backward, s.maps, dstates, behind);
+  return {behind, ctx.sequence->segment_behind};
 }
 
 void GatedDeltaNet::backward(Context& ctx, const Tensor& dy, const Tensor& dx, const Saved& s) {
@@ -90,12 +137,7 @@ void GatedDeltaNet::backward(Context& ctx, const Tensor& dy, const Tensor& dx, c
   }
   backward_heads(ctx, dout, dqkv, dx, s);
   const Tensor dqkv_raw = ctx.scratch->allocate(ctx.activation, s.qkv.shape());
-  {
-    ShortConvBackward c{s.qkv_raw, taps(conv_.value), ctx.sequence->positions, 1, dqkv, dqkv_raw, taps(conv_.grad), {}, ctx.stream};
-    const ArenaScope inner(*ctx.scratch);
-    c.workspace = workspace(ctx, short_conv_backward_workspace_bytes(c));
-    short_conv_backward(c);
-  }
+  causal_conv_backward(ctx, s.qkv_raw, taps(conv_.value), 1, dqkv, dqkv_raw, taps(conv_.grad));
   linear_wgrad(ctx, dqkv_raw, s.x, qkv_);
   linear_dgrad(ctx, dqkv_raw, qkv_, dx, true);
 }
@@ -106,11 +148,15 @@ void GatedDeltaNet::backward_heads(Context& ctx, const Tensor& dout, const Tenso
   const auto gates = [&] { return ctx.scratch->allocate(DType::f32, s.beta.shape()); };
   const Tensor dlog_decay = gates(), dbeta = gates(), da = gates(), db = gates();
   {
+    const ArenaScope inner(*ctx.scratch);
+    const CarriedStates dbehind = ctx.ring ? gradients_behind(ctx, dout, s) : CarriedStates{};
     GatedDeltaBackward g{s.q, s.k, values(s.qkv), s.log_decay, s.beta, ctx.sequence->document_starts, scale(), kChunk, dout, queries(dqkv), keys(dqkv), values(dqkv),
                          dlog_decay, dbeta, {}, ctx.stream};
-    const ArenaScope inner(*ctx.scratch);
     g.workspace = workspace(ctx, gated_delta_backward_workspace_bytes(g));
-    gated_delta_backward(g);
+    if (ctx.ring)
+      gated_delta_carried_backward(g, {s.before, ctx.sequence->segment_before}, dbehind);
+    else
+      gated_delta_backward(g);
   }
   l2_norm_backward({s.q, s.q_r, queries(dqkv), queries(dqkv), ctx.stream});
   l2_norm_backward({s.k, s.k_r, keys(dqkv), keys(dqkv), ctx.stream});

@@ -4,8 +4,9 @@
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/ngram_gate/ngram_gate.h"
-#include "kernels/short_conv/short_conv.h"
 #include "models/layers/linear.h"
+#include "models/layers/token_reach.h"
+#include "models/qwen/causal_conv.h"
 #include "models/qwen/zero_centred_norm.h"
 
 namespace hyscale {
@@ -38,6 +39,15 @@ NgramMemory::NgramMemory(ParameterStore& store, const std::string& prefix, const
   store.add_constant({prefix + "ple_embedding.ngram_heads_offsets", hash_.offsets});
 }
 
+// i32 [T, heads], for which the reach holds the tokens before.
+void NgramMemory::hash(Context& ctx, const Tensor& rows) const {
+  const ArenaScope scope(*ctx.scratch);
+  const TokenReach& reach = ctx.sequence->reach;
+  const Tensor all = reaches_over(ctx) ? ctx.scratch->allocate(DType::i32, {reach.tokens.size(0), rows.size(1)}) : rows;
+  ngram_hash({hash_, reach.tokens, reach.history, config_.eos, all, ctx.stream});
+  if (reaches_over(ctx)) take_own_rows(ctx, all, rows);
+}
+
 void NgramMemory::forward(Context& ctx, const Tensor& streams, const Tensor& out, Saved& s) {
   const int64_t tokens = streams.size(0), heads = hash_.heads();
   s.streams = streams;
@@ -45,18 +55,19 @@ void NgramMemory::forward(Context& ctx, const Tensor& streams, const Tensor& out
   s.e = ctx.saved->allocate(ctx.activation, {tokens, config_.embed_dim});
   s.values = ctx.saved->allocate(ctx.activation, {tokens, streams.size(2)});
   s.scores = ctx.saved->allocate(DType::f32, {tokens, streams_.streams});
-  for (Tensor* t : {&s.keys_raw, &s.keys, &s.queries, &s.m, &s.m_normed}) *t = ctx.saved->allocate(ctx.activation, streams.shape());
+  const Tensor m_normed = ctx.saved->allocate(ctx.activation, {tokens, streams_.width()});
+  for (Tensor* t : {&s.keys_raw, &s.keys, &s.queries, &s.m}) *t = ctx.saved->allocate(ctx.activation, streams.shape());
   for (Tensor* t : {&s.keys_rstd, &s.queries_rstd, &s.m_rstd}) *t = ctx.saved->allocate(DType::f32, {streams_.streams, tokens});
 
-  ngram_hash({hash_, ctx.sequence->tokens, ctx.sequence->positions, config_.eos, s.rows, ctx.stream});
+  hash(ctx, s.rows);
   embedding({s.rows.view({tokens * heads}), table_.value, s.e.view({tokens * heads, row_width()}), ctx.stream});
   linear(ctx, s.e, key_, s.keys_raw.as_matrix());
   linear(ctx, s.e, value_, s.values);
   group_norm(ctx, s.keys_raw.as_matrix(), norm_key_, streams_.eps, s.keys.as_matrix(), s.keys_rstd);
   group_norm(ctx, streams.as_matrix(), norm_query_, streams_.eps, s.queries.as_matrix(), s.queries_rstd);
   ngram_gate({s.keys, s.queries, s.values, s.scores, s.m, ctx.stream});
-  group_norm(ctx, s.m.as_matrix(), norm_conv_, streams_.eps, s.m_normed.as_matrix(), s.m_rstd);
-  short_conv({s.m_normed.as_matrix(), taps(conv_.value), ctx.sequence->positions, config_.dilation, out.as_matrix(), ctx.stream});
+  group_norm(ctx, s.m.as_matrix(), norm_conv_, streams_.eps, m_normed, s.m_rstd);
+  s.m_normed = causal_conv(ctx, m_normed, taps(conv_.value), config_.dilation, out.as_matrix());
   add(out, out, s.m, ctx.stream);
   add(out, out, streams, ctx.stream);
 }
@@ -65,13 +76,7 @@ void NgramMemory::backward(Context& ctx, const Tensor& d, const Saved& s) {
   const ArenaScope scope(*ctx.scratch);
   const int64_t tokens = d.size(0), heads = hash_.heads();
   const Tensor dm = ctx.scratch->allocate(ctx.activation, d.shape()), dnormed = ctx.scratch->allocate(ctx.activation, d.shape());
-  {
-    ShortConvBackward c{s.m_normed.as_matrix(), taps(conv_.value), ctx.sequence->positions, config_.dilation, d.as_matrix(), dnormed.as_matrix(), taps(conv_.grad), {},
-                        ctx.stream};
-    const ArenaScope inner(*ctx.scratch);
-    c.workspace = workspace(ctx, short_conv_backward_workspace_bytes(c));
-    short_conv_backward(c);
-  }
+  causal_conv_backward(ctx, s.m_normed, taps(conv_.value), config_.dilation, d.as_matrix(), dnormed.as_matrix(), taps(conv_.grad));
   copy(dm, d, ctx.stream);
   group_norm_backward(ctx, s.m.as_matrix(), norm_conv_, s.m_rstd, dnormed.as_matrix(), dm.as_matrix(), true);
   const Tensor dkeys = dnormed, dqueries = ctx.scratch->allocate(ctx.activation, d.shape()), dvalues = ctx.scratch->allocate(ctx.activation, s.values.shape());

@@ -20,13 +20,14 @@ class NgramMemory {
     Tensor keys_raw, keys_rstd, keys;   // [T, n, C], f32 [n, T], [T, n, C]
     Tensor queries_rstd, queries;       // f32 [n, T], [T, n, C]
     Tensor values, scores;              // [T, C], f32 [T, n]
-    Tensor m, m_rstd, m_normed;         // [T, n, C], f32 [n, T], [T, n, C]
+    Tensor m, m_rstd, m_normed;         // [T, n, C], f32 [n, T], [X, n C] of the reach
   };
   void forward(Context&, const Tensor& streams, const Tensor& out, Saved&);
   // Turns the gradient of out into that of streams in place.
   void backward(Context&, const Tensor& d, const Saved&);
 
  private:
+  void hash(Context&, const Tensor& rows) const;
   int64_t row_width() const { return config_.embed_dim / hash_.heads(); }
   Tensor taps(const Tensor& weight) const { return weight.view({weight.size(0), weight.size(2)}); }
 

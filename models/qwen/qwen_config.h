@@ -2,6 +2,7 @@
 // Source: the released configuration.
 #pragma once
 #include <nlohmann/json.hpp>
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -57,6 +58,8 @@ struct QwenConfig {
   NgramConfig ngram;
   std::vector<bool> sparse_layer;   // [num_layers]: sparse attention, else gated delta rule
   std::vector<int> ngram_number;    // [num_layers]: which n-gram memory the layer has; -1: none
+  // Tokens to its left that a token reads beside attention and the recurrence: taps, its block, n-grams.
+  int64_t reach() const { return std::max({delta.taps - 1, attention.indexer.ratio - 1, (ngram.taps - 1) * ngram.dilation, ngram.rule.order - 1}); }
 };
 
 // Throws UserError naming `path`, the key and what would be right: missing or mistyped keys, and values that would change

@@ -1,5 +1,5 @@
 // Qwen3.8-Flash-Next, text: embedding copied to the residual streams, layers, mixer, LM head; MTP as an option.
-// Runs on the CPU, with the whole sequence on each rank. A vision tower in released files is left out.
+// Runs on the CPU. A vision tower in released files is left out.
 #pragma once
 #include <deque>
 #include <optional>
@@ -15,12 +15,12 @@ class QwenModel : public LayeredModel {
   QwenModel(const nlohmann::json& hf_config, const std::string& path, const ModelOptions&);
 
   int64_t vocabulary_size() const override { return config_.vocab_size; }
-  SequenceNeeds sequence_needs() const override { return {mtp_ ? mtp_->depths() : 0, {config_.attention.indexer.ratio}}; }
+  SequenceNeeds sequence_needs() const override { return {mtp_ ? mtp_->depths() : 0, {config_.attention.indexer.ratio}, config_.reach()}; }
   std::string mtp_prefix() const override { return "mtp."; }
   ForwardFlops forward_flops(int64_t document_tokens) const override;
   float initializer_range() const override { return config_.initializer_range; }
 
-  // Throw UserError for what this family does not do: the warm-up stage, a sequence spread over ranks.
+  // Throw UserError for what this family does not do: the warm-up stage, and on CUDA a sequence spread over ranks.
   void train_step(Context&, Recompute) override;
   void evaluate(Context&) override;
   Tensor logits(Context&, Arena& out) override;

@@ -1,8 +1,8 @@
-// A decoder layer at its real width as one rank of a context group runs it (GLM-5.1; DeepSeek-V4's CSA layer): its two
+// A decoder layer at its real width as one rank of a context group runs it (GLM-5.1; DeepSeek-V4's CSA layer; Qwen3.8's QSA layer): its two
 // segments' queries against the keys of the whole sequence; forward, recomputation from the saved input, backward with index
 // loss. The other ranks are not there: a loopback hands the own rows on in their place, so every rank's work is done and its
-// traffic becomes copies. Experts: 8 of 256, and every token goes to as many of them as it would to all (8; 6 in DeepSeek-V4):
-// what a rank of 32 gets from 32 ranks' tokens under even load.
+// traffic becomes copies. Experts: 8 of 256 (16 of 512 in Qwen3.8), and every token goes to as many of them as it would to all (8; 6 in DeepSeek-V4;
+// 10 in Qwen3.8): what a rank of 32 gets from 32 ranks' tokens under even load.
 //
 // Two ways, everything else equal: FlashTopK with selection replay, and scores in a table, selected from again in
 // recomputation; there the layer reads a given selection and the table's cost is added in the same run.
@@ -15,6 +15,7 @@
 #include "models/deepseek_v4/hyper_block.h"
 #include "models/glm/decoder_layer.h"
 #include "models/packed_sequence.h"
+#include "models/qwen/decoder_layer.h"
 #include "models/registry.h"
 
 namespace hyscale::bench {
@@ -55,6 +56,7 @@ class Subject {
   virtual Tensor visible_keys(const PackedSequence&) const = 0;  // i32 [T]: a query sees the keys below this
   ParameterStore store;
   int64_t index_heads = 0, index_dims = 0, k = 0, tokens_per_key = 1;
+  bool weighted = true;  // index heads have weights
 };
 
 Tensor device_frequencies(const std::vector<float>& host, Memory& memory) {
@@ -114,8 +116,34 @@ class V4Subject final : public Subject {
   Tensor inv_freq_;
 };
 
+class QwenSubject final : public Subject {
+ public:
+  explicit QwenSubject(Memory& memory) : config_(config()), layer_(store, "model.layers.0.", config_, true, -1) {
+    const BlockIndexerConfig& c = config_.attention.indexer;
+    index_heads = c.num_heads, index_dims = c.head_dim, k = c.k, tokens_per_key = c.ratio, weighted = false;
+    inv_freq_ = device_frequencies(rope_inverse_frequencies(config_.rope_theta, config_.attention.rope_dim), memory);
+  }
+  SequenceNeeds needs() const override { return {0, {config_.attention.indexer.ratio}, 0}; }
+  Shape shape(int64_t tokens) const override { return {tokens, config_.residual.streams, config_.hidden_size}; }
+  void forward(Context& ctx, Pass pass, const Tensor& x, const Tensor& y) override { layer_.forward(ctx, pass, 0, x, y, inv_freq_, use_); }
+  void backward(Context& ctx, const Tensor& d) override { layer_.backward(ctx, 0, d, inv_freq_, use_); }
+  Tensor visible_keys(const PackedSequence& s) const override { return s.compressed[0].end; }
+
+ private:
+  static QwenConfig config() {
+    nlohmann::json c = read_hf_config("configs/models/qwen3.8-flash-next.json");
+    c["text_config"]["num_experts"] = 16;
+    return parse_qwen_config(c, "configs/models/qwen3.8-flash-next.json");
+  }
+  QwenConfig config_;
+  QwenLayer layer_;
+  QwenLayer::Saved use_;
+  Tensor inv_freq_;
+};
+
 std::unique_ptr<Subject> make_subject(const std::string& family, Memory& memory) {
   if (family == "deepseek_v4") return std::make_unique<V4Subject>(memory);
+  if (family == "qwen") return std::make_unique<QwenSubject>(memory);
   return std::make_unique<GlmSubject>(memory);
 }
 
@@ -211,8 +239,8 @@ std::map<std::string, double> by_part(const std::map<std::string, double>& ops) 
   double all = 0;
   for (const auto& [op, ms] : ops) all += ms;
   for (const auto& [op, ms] : ops) {
-    const char* part = op.starts_with("flash_topk") ? "selection" : op.starts_with("sparse_attention_f") ? "attention forward" : op.starts_with("sparse_attention_b") ? "attention backward"
-                       : op.starts_with("index_loss") ? "index loss" : op.starts_with("grouped") ? "experts" : op.starts_with("hc_") ? "hyper-connections" : op.starts_with("compressor") ? "compressor" : op == "gemm" ? "projections" : ms >= 0.01 * all ? op.c_str() : "the rest";
+    const char* part = op.starts_with("flash_topk") ? "selection" : op.starts_with("sparse_attention_f") || op.starts_with("block_attention_f") ? "attention forward" : op.starts_with("sparse_attention_b") || op.starts_with("block_attention_b") ? "attention backward"
+                       : op.starts_with("index_loss") ? "index loss" : op.starts_with("grouped") ? "experts" : op.starts_with("hc_") ? "hyper-connections" : op.starts_with("streams_") ? "gated residual" : op.starts_with("compressor") ? "compressor" : op == "gemm" ? "projections" : ms >= 0.01 * all ? op.c_str() : "the rest";
     parts[part] += ms;
   }
   return parts;
@@ -250,7 +278,7 @@ std::vector<Row> layer_benchmark(const std::string& family, int64_t tokens, int 
   const Subject& x = p.subject();
   Memory memory;
   TableSelect t{memory.normal({p.local_tokens(), x.index_heads, x.index_dims}, 5), memory.normal({tokens / x.tokens_per_key, x.index_dims}, 6),
-                memory.uniform({p.local_tokens(), x.index_heads}, 7, -0.05f, 0.15f), x.visible_keys(p.sequence()), p.visible(),
+                x.weighted ? memory.uniform({p.local_tokens(), x.index_heads}, 7, -0.05f, 0.15f) : Tensor(), x.visible_keys(p.sequence()), p.visible(),
                 memory.make(DType::i32, {p.local_tokens(), x.k}, "selection"), 64, {}, {}, {}};
   make_table(t, memory);
   const double select = median_ms([&] { table_select(t); }, 1);

@@ -52,7 +52,7 @@ struct KernelCommands {
     loss->add_option("--queries", queries)->check(CLI::Range(64, 1 << 20))->capture_default_str();
     topk->add_option("--only", only, "cases whose name contains this");
     topk->add_flag("--kinds", kinds, "inputs of many kinds (sorted, tied, clustered, short documents) instead of the usual cases");
-    layer->add_option("--family", family, "glm (GLM-5.1) or deepseek_v4 (its CSA layer)")->check(CLI::IsMember({"glm", "deepseek_v4"}))->capture_default_str();
+    layer->add_option("--family", family, "glm (GLM-5.1), deepseek_v4 (its CSA layer) or qwen (Qwen3.8's QSA layer)")->check(CLI::IsMember({"glm", "deepseek_v4", "qwen"}))->capture_default_str();
     layer->add_option("--tokens", tokens, "of the sequence, a multiple of 256 x ranks")->check(CLI::Range(int64_t{256}, int64_t{1} << 24))->capture_default_str();
     layer->add_option("--ranks", ranks, "context ranks that share it")->check(CLI::Range(1, 1024))->capture_default_str();
     app.add_flag("--quick", quick, "small cases only");
