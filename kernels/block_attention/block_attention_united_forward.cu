@@ -4,8 +4,8 @@
 // half of the value columns.
 //
 // What bounds it: a row of K and V is 1 KiB per group of heads. Without anything shared a query's 2051 rows are 4.2 MB, 0.84 us of an
-// H200's 5 TB/s from L2, and its share of the products 2051 x 64 x 256 x 2 x 2 x 2 FLOP = 268 MFLOP, 0.34 us at 800 TFLOP/s: the union
-// costs nothing where queries share nothing, and both shrink by up to five where they share.
+// H200's 5 TB/s from L2, and its share of the products 2051 x 64 x 256 x 2 x 2 x 2 FLOP = 268 MFLOP, 0.34 us at 800 TFLOP/s: below
+// the gather even where queries share nothing. Both shrink by up to five where they share.
 #include "kernels/block_attention/block_attention_cuda.h"
 #include "kernels/block_attention/united_blocks.h"
 #include "kernels/common/cuda.cuh"
