@@ -6,6 +6,7 @@
 namespace hyscale {
 
 void block_attention_forward_cuda(const BlockAttentionForward&);
+size_t block_attention_forward_cuda_workspace_bytes(const BlockAttentionForward&);
 void block_attention_backward_cuda(const BlockAttentionBackward&);
 size_t block_attention_backward_cuda_workspace_bytes(const BlockAttentionBackward&);
 
@@ -36,7 +37,7 @@ void block_attention_forward(const BlockAttentionForward& a) {
 
 size_t block_attention_forward_workspace_bytes(const BlockAttentionForward& a) {
 #ifdef HYSCALE_HAS_CUDA
-  if (a.q.device().is_cuda() || a.q.dtype() != DType::f32) return 0;
+  if (a.q.device().is_cuda() || a.q.dtype() != DType::f32) return block_attention_forward_cuda_workspace_bytes(a);
 #endif
   return block_attention_forward_ref_workspace_bytes(a);
 }

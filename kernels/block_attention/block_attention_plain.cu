@@ -1,6 +1,7 @@
 // Block attention on CUDA for any shape, and the choice between the forms. Plain loops over f32 products: right first.
 #include "kernels/block_attention/attended_tokens.cuh"
 #include "kernels/block_attention/block_attention_cuda.h"
+#include "kernels/block_attention/united_blocks.h"
 #include "kernels/common/cuda.cuh"
 #include "kernels/common/op.h"
 #include "kernels/common/row_sums.cuh"
@@ -193,20 +194,25 @@ void block_attention_backward_plain(const BlockAttentionBackward& a, FixedKeySum
   });
 }
 
+size_t block_attention_forward_cuda_workspace_bytes(const BlockAttentionForward& a) { return block_attention_fits_united(a) ? united_blocks_bytes(a, false) : 0; }
+
 void block_attention_forward_cuda(const BlockAttentionForward& a) {
   check_types(a);
   if (a.q.size(0) == 0) return;
+  if (block_attention_fits_united(a)) return block_attention_forward_united(a);
   block_attention_fits_hopper(a) ? block_attention_forward_hopper(a) : block_attention_forward_plain(a);
 }
 
 size_t block_attention_backward_cuda_workspace_bytes(const BlockAttentionBackward& a) {
-  return a.deterministic ? 512 + 2 * aligned_bytes(static_cast<size_t>(a.k.elements()) * 8) : 0;
+  if (!a.deterministic) return block_attention_fits_united(a) ? united_blocks_bytes(a, true) : 0;
+  return 512 + 2 * aligned_bytes(static_cast<size_t>(a.k.elements()) * 8);
 }
 
 void block_attention_backward_cuda(const BlockAttentionBackward& a) {
   check_types(a);
   HYSCALE_CHECK(a.dout.dtype() == a.q.dtype() && a.dq.dtype() == a.q.dtype(), "q ", to_string(a.q), ", dout ", to_string(a.dout), ", dq ", to_string(a.dq));
   if (a.q.size(0) == 0) return;
+  if (!a.deterministic && block_attention_fits_united(a)) return block_attention_backward_united(a);
   if (!a.deterministic) return block_attention_fits_hopper(a) ? block_attention_backward_hopper(a) : block_attention_backward_plain(a, {});
   constexpr int kGrid = 1024;
   const cudaStream_t stream = stream_of(a.stream);

@@ -47,6 +47,9 @@ struct Problem {
                memory.make(DType::f32, {queries, kHeads}, "lse"), {}, {}};
     backward = {forward.q, forward.k, forward.v, attended, forward.scale, forward.out, forward.lse, memory.normal(of_queries, 4), memory.make(DType::bf16, of_queries, "dq"),
                 memory.make(DType::f32, of_keys, "dk"), memory.make(DType::f32, of_keys, "dv"), memory.make(DType::f32, {queries, kBlocks}, "mass"), {}, {}, false};
+    const auto workspace = [&](size_t bytes) { return memory.make(DType::u8, {static_cast<int64_t>(bytes)}, "workspace"); };
+    forward.workspace = workspace(block_attention_forward_workspace_bytes(forward));
+    backward.workspace = workspace(block_attention_backward_workspace_bytes(backward));
     zero(backward.dk, {});
     zero(backward.dv, {});
     fill_blocks<<<static_cast<unsigned>(queries), 256>>>(selection.indices.i32(), selection.counts.i32(), attended.positions.i32(), blocks, attended.first_row, shared);

@@ -60,6 +60,13 @@ TEST(BlockAttentionCuda, QwenShapeIsAsOnTheCpu) {
     for (bool deterministic : {false, true}) expect_as_on_cpu({{170, 1, 3, 40}, k, 6, 24, 2, 256}, DType::bf16, 0.0625f, deterministic);
 }
 
+// Groups of 5 heads are read query by query; groups of 4, 8 and 16 give 8 or 4 queries whose blocks are united.
+TEST(BlockAttentionCuda, OtherGroupsOfHeadsAreAsOnTheCpu) {
+  SKIP_WITHOUT_CUDA();
+  for (const auto& [heads, groups] : {std::pair{int64_t{10}, int64_t{2}}, {4, 1}, {24, 3}, {32, 2}})
+    for (int64_t k : {1, 17}) expect_as_on_cpu({{90, 1, 3, 40}, k, 6, heads, groups, 256}, DType::bf16, 0.0625f, false);
+}
+
 TEST(BlockAttentionCuda, ATokenMayBeWithoutKeys) {
   SKIP_WITHOUT_CUDA();
   BlockCase small({23, 6}, 3), large({23, 6}, 3, 0, 24, 2, 256);
