@@ -22,7 +22,7 @@ template <typename Form>
 struct Scorer {
   using SharedMemory = Shared<Form>;
   static constexpr int kQueries = Form::kQueries, kPerRow = kQueries / 4;  // queries of a thread, for each of its two rows
-  static constexpr int kHeads = Form::kHeads, kAhead = 2;
+  static constexpr int kHeads = Form::kHeads;
   SharedMemory& s;
   const Problem& p;
 
@@ -60,19 +60,16 @@ struct Scorer {
     multiply(d[1], stage, 1);
     wgmma_commit();
     named_arrive(1 + (1 - group()), 256);
-    float4 ahead[kAhead];
-    load_weights(ahead, task, 0);
     wgmma_wait<1>();
     pin(d[0]);
-    add_heads(d[0], ahead, task, 0, sums);
-    load_weights(ahead, task, 1);
+    add_heads(d[0], task, 0, sums);
     wgmma_wait<0>();
     pin(d[1]);
     if (threadIdx.x % 128 == 0) {
       barrier_arrive(&s.empty[stage.at]);
       if (last) barrier_arrive(&s.q_empty);
     }
-    add_heads(d[1], ahead, task, 1, sums);
+    add_heads(d[1], task, 1, sums);
     barrier_wait(&s.slot_empty[slot.at], slot.parity ^ 1);
 #pragma unroll
     for (int q = 0; q < kPerRow; ++q)
@@ -97,25 +94,13 @@ struct Scorer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) scale[r] = Form::kScaled ? __ldg(p.key_scales + min(int64_t{first_key} + group() * kSlotKeys + row() + 8 * r, p.num_keys - 1)) : 1;
   }
-  // Weights of four heads, numbers 2 i of a thread's in a half of the columns.
-  __device__ __forceinline__ float4 weights_of(const Task<Form>& task, int half, int i) const {
-    const int q = (half * 32 + i) / kHeads, h = (half * 32 + i) % kHeads;
-    return Form::kWeighted ? *reinterpret_cast<const float4*>(&task.weights[4 * q + threadIdx.x % 4][h]) : make_float4(1, 1, 1, 1);
-  }
-  // The first ones, before the products are waited for: these leave little of shared memory's rate to others.
-  __device__ __forceinline__ void load_weights(float4 (&ahead)[kAhead], const Task<Form>& task, int half) const {
-#pragma unroll
-    for (int i = 0; Form::kWeighted && i < kAhead; ++i) {
-      ahead[i] = weights_of(task, half, 4 * i);
-      asm volatile("" : "+f"(ahead[i].x), "+f"(ahead[i].y), "+f"(ahead[i].z), "+f"(ahead[i].w));
-    }
-  }
   // d: a thread's products of its two rows with half of the columns, pairs of heads by row.
-  __device__ __forceinline__ void add_heads(const float (&d)[64], const float4 (&ahead)[kAhead], const Task<Form>& task, int half, float (&sums)[kPerRow][2][2]) {
+  __device__ __forceinline__ void add_heads(const float (&d)[64], const Task<Form>& task, int half, float (&sums)[kPerRow][2][2]) {
 #pragma unroll
     for (int i = 0; i < 32; i += 4) {
       const int q = (half * 32 + i) / kHeads, h = (half * 32 + i) % kHeads;
-      const float4 w = Form::kWeighted && i / 4 < kAhead ? ahead[i / 4] : weights_of(task, half, i);
+      float4 w = make_float4(1, 1, 1, 1);
+      if constexpr (Form::kWeighted) w = *reinterpret_cast<const float4*>(&task.weights[4 * q + threadIdx.x % 4][h]);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         auto& sum = sums[q][r];
