@@ -18,7 +18,7 @@ struct Form {
   static constexpr int kHeads = heads, kRowBytes = dims * static_cast<int>(sizeof(Number)), kQueries = kColumns / kHeads;
   static constexpr int kBoxes = kRowBytes / 128;  // of 128 bytes side by side: tiles of matrix products
   static constexpr bool kScaled = sizeof(Number) == 1, kWeighted = weighted || kScaled;
-  static constexpr int kStages = kBoxes == 1 ? 4 : kQueries == 64 ? 2 : 3, kSlots = kQueries == 64 ? 3 : 6;
+  static constexpr int kStages = kScaled ? 6 : kBoxes == 1 ? 4 : kQueries == 64 ? 2 : 3, kSlots = kScaled ? 12 : kQueries == 64 ? 3 : 6;
   // Products of e4m3 take half the time, so more warps share in keeping up with them.
   static constexpr int kQueriesAtOnce = kScaled ? 2 : 4, kKeepers = kQueries <= 16 ? kQueries / kQueriesAtOnce : 4, kSelectors = 7 - kKeepers;
   static constexpr int kSlotsTogether = kQueries == 64 ? 1 : 2;  // that a keeper looks at in one go

@@ -47,7 +47,7 @@ struct FlashTopKUpdate {
 // (about 14 of the largest term), on this device always the same ones. The CPU has no limits. T == 0 and n == 0 are allowed.
 void flash_topk_begin(FlashTopKState&, Stream);
 void flash_topk_update(FlashTopKState&, const FlashTopKUpdate&);
-size_t flash_topk_update_workspace_bytes(const FlashTopKState&, const FlashTopKUpdate&);
+size_t flash_topk_update_workspace_bytes(const FlashTopKState&, const FlashTopKUpdate&);  // f8e4m3 on meta: as CUDA takes it
 void flash_topk_finish(const FlashTopKState&, const Selection& out, Stream);
 
 // Query index of a NaN score, or -1. Synchronises the stream.

@@ -19,6 +19,7 @@ __global__ void __launch_bounds__(kFinishThreads) finish_kernel(const int32_t* _
                                                                 int32_t* __restrict__ out_counts, int k) {
   constexpr int kWarps = kFinishThreads / 32;
   __shared__ uint32_t window[kWindowWords];
+  __shared__ int32_t ordered[kItems * kFinishThreads];  // they leave in whole lines
   __shared__ int least, most, found[kWarps];
   const int64_t t = blockIdx.x;
   const int count = counts[t], warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(kFinishThreads) finish_kernel(const int32_t* _
   high = __reduce_max_sync(~0u, high);
   if (lane == 0) atomicMin(&least, low), atomicMax(&most, high);
   __syncthreads();
-  int64_t done = t * k;
+  int done = 0;
   for (int64_t base = least & ~31; base <= most; base += kWindowWords * 32) {
     const int words = static_cast<int>(min(int64_t{kWindowWords}, (most - base) / 32 + 1)), each = (words + kFinishThreads - 1) / kFinishThreads * 32;  // words of a warp
     for (int i = threadIdx.x; i < words; i += kFinishThreads) window[i] = 0;
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(kFinishThreads) finish_kernel(const int32_t* _
     mine = __reduce_add_sync(~0u, mine);
     if (lane == 0) found[warp] = mine;
     __syncthreads();
-    int64_t to = done;
+    int to = done;
     for (int w = 0; w < kWarps; ++w) {
       if (w < warp) to += found[w];
       done += found[w];
@@ -65,12 +66,13 @@ __global__ void __launch_bounds__(kFinishThreads) finish_kernel(const int32_t* _
         const int other = __shfl_up_sync(~0u, upto, step);
         if (lane >= step) upto += other;
       }
-      int32_t* next = out + to + upto - __popc(bits);
+      int32_t* next = ordered + to + upto - __popc(bits);
       for (; bits != 0; bits &= bits - 1) *next++ = static_cast<int32_t>(base) + (i + lane) * 32 + __ffs(bits) - 1;
       to += __shfl_sync(~0u, upto, 31);
     }
     __syncthreads();
   }
+  for (int i = threadIdx.x; i < count; i += kFinishThreads) out[t * k + i] = ordered[i];
 }
 
 }  // namespace

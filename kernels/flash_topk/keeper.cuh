@@ -11,7 +11,7 @@ struct Keeper {
   static constexpr int kQueries = Form::kQueries, kKeepers = Form::kKeepers, kSlotsTogether = Form::kSlotsTogether;
   static constexpr int kAtOnce = Form::kQueriesAtOnce, kLanes = 32 / kAtOnce, kGroups = kQueries / kAtOnce / kKeepers;
   static constexpr int kMine = kSlotsTogether * kSlotKeys / kLanes;  // keys of a lane, for each group of queries
-  static constexpr int kFew = 3;                                     // scores of a lane that are taken up together where few are
+  static constexpr int kFew = 3;                                     // scores of a lane that are appended one by one
   static_assert(kQueries % (kAtOnce * kKeepers) == 0 && kAtOnce * kGroups <= 32 && kGroups * kMine <= 32 && kMine % 4 == 0);
   Shared<Form>& s;
   const Problem& p;
@@ -105,34 +105,23 @@ struct Keeper {
     }
     __syncwarp();
   }
-  // What a lane has is taken up side by side, since a chain of latencies is all that it costs. Equals of the threshold go by their index; NaN is told and becomes a score that nothing prefers. A query that sees no
+  // Equals of the threshold go by their index; NaN is told and becomes a score that nothing prefers. A query that sees no
   // key is told of none.
   __device__ __forceinline__ void append_each(int64_t first_query, uint32_t number, uint32_t take, int slot, int first_key) {
-    do {
-      int query[kFew];
-      int32_t index[kFew];
-      float score[kFew];
-      bool better[kFew];
-#pragma unroll
-      for (int i = 0; i < kFew; ++i, take &= take - 1) {
-        const int bit = take ? __ffs(static_cast<int>(take)) - 1 : 0, key = key_of(bit % kMine);
-        query[i] = query_of(bit / kMine);
-        index[i] = static_cast<int32_t>(p.first_key) + first_key + key;
-        score[i] = s.slots[slot + key / kSlotKeys][query[i]][key % kSlotKeys];
-        const uint64_t threshold = threshold_of(number, query[i]);
-        const bool counts = take && threshold != kClosed;
-        if (counts && score[i] != score[i]) {
-          atomicMin(p.nan_query, static_cast<int32_t>(first_query + query[i]));
-          score[i] = -INFINITY;
-        }
-        better[i] = counts && (score[i] > threshold_score(threshold) || (score[i] == threshold_score(threshold) && index[i] < threshold_index(threshold)));
+#pragma unroll 1
+    for (; take != 0; take &= take - 1) {
+      const int bit = __ffs(static_cast<int>(take)) - 1, q = query_of(bit / kMine), key = key_of(bit % kMine);
+      const uint64_t threshold = threshold_of(number, q);
+      const int32_t index = static_cast<int32_t>(p.first_key) + first_key + key;
+      float score = s.slots[slot + key / kSlotKeys][q][key % kSlotKeys];
+      if (threshold == kClosed) continue;
+      if (score != score) {
+        atomicMin(p.nan_query, static_cast<int32_t>(first_query + q));
+        score = -INFINITY;
       }
-      uint32_t at[kFew];
-#pragma unroll
-      for (int i = 0; i < kFew; ++i) at[i] = take_places(&s.tail[query[i]], better[i]);
-#pragma unroll
-      for (int i = 0; i < kFew; ++i) store_if(better[i], ring_of(query[i]) + (at[i] & static_cast<uint32_t>(p.ring - 1)), score[i], index[i]);
-    } while (take != 0);
+      if (score > threshold_score(threshold) || (score == threshold_score(threshold) && index < threshold_index(threshold)))
+        store_candidate(ring_of(q) + (atomicAdd(&s.tail[q], 1u) & static_cast<uint32_t>(p.ring - 1)), {score, index});
+    }
     __syncwarp();
   }
   static __device__ __forceinline__ int query_of(int group) { return kAtOnce * (warp() + group * kKeepers) + lane_id() / kLanes; }

@@ -58,7 +58,7 @@ struct Scratch {  // of one warp
   alignas(16) Candidate staged[kChunks][kChunk];
   uint32_t histogram[256 + 2];  // one for what does not count
   uint64_t ranks[kFewRanks];
-  uint32_t members;
+  uint32_t kept, members;
 };
 
 // A query's candidates: those kept by the last selection (with room for k + kFewRanks), then `waiting` entries of a ring.
@@ -245,11 +245,12 @@ __device__ __forceinline__ uint64_t kth_rank_by_cuts(const List& list, int k, Sc
   return low;
 }
 
-// Keeps the candidates for which better(candidate) holds; also(candidates, valid) sees every chunk's. Returns
+// Keeps the candidates for which better(candidate) holds, in any order; also(candidates, valid) sees every chunk's. Returns
 // the number kept.
 template <typename Better, typename Also>
 __device__ __forceinline__ int keep(const List& list, Scratch& scratch, int lane, Better better, Also also) {
-  int kept = 0;
+  if (lane == 0) scratch.kept = 0;
+  __syncwarp();
   list.for_each_chunk(scratch, lane, [&](const Candidate(&c)[kEach], uint32_t valid, int) {
     uint32_t take = 0;
 #pragma unroll
@@ -257,16 +258,14 @@ __device__ __forceinline__ int keep(const List& list, Scratch& scratch, int lane
       if (better(c[j])) take |= 1u << j;
     take &= valid;
     __syncwarp();  // all lanes have read their part: at least as many places are free as are taken here
+    Candidate* to = list.kept + (take ? atomicAdd(&scratch.kept, __popc(take)) : 0);
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      const uint32_t takers = __ballot_sync(~0u, take >> j & 1);
-      if (take >> j & 1) store_candidate(list.kept + kept + __popc(takers & ((1u << lane) - 1)), c[j]);
-      kept += __popc(takers);
-    }
+    for (int j = 0; j < kEach; ++j)
+      if (take >> j & 1) store_candidate(to++, c[j]);
     also(c, valid);
     __syncwarp();
   });
-  return kept;
+  return static_cast<int>(scratch.kept);
 }
 template <typename Better>
 __device__ __forceinline__ int keep(const List& list, Scratch& scratch, int lane, Better better) {
