@@ -11,7 +11,8 @@ struct Keeper {
   static constexpr int kQueries = Form::kQueries, kKeepers = Form::kKeepers, kSlotsTogether = Form::kSlotsTogether;
   static constexpr int kAtOnce = Form::kQueriesAtOnce, kLanes = 32 / kAtOnce, kGroups = kQueries / kAtOnce / kKeepers;
   static constexpr int kMine = kSlotsTogether * kSlotKeys / kLanes;  // keys of a lane, for each group of queries
-  static constexpr int kFew = 3;                                     // scores of a lane that are appended one by one
+  // Scores of a lane that are appended one by one. Where products leave the time, all that a lane has is appended in one go.
+  static constexpr int kFew = Form::kScaled || kQueries == 64 ? 3 : 0;
   static_assert(kQueries % (kAtOnce * kKeepers) == 0 && kAtOnce * kGroups <= 32 && kGroups * kMine <= 32 && kMine % 4 == 0);
   Shared<Form>& s;
   const Problem& p;
