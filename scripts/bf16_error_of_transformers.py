@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 GOLDENS = pathlib.Path(__file__).resolve().parent.parent / "tests" / "goldens"
-CASES = ("glm51", "glm51_odd_length", "glm52_shared", "deepseek_v4")
+CASES = ("glm51", "glm51_odd_length", "glm52_shared", "deepseek_v4", "qwen_qsa", "qwen_qsa_ple")
 
 
 class Choices:
