@@ -14,7 +14,7 @@ sanitizer=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer || echo /usr/local
 mkdir -p "$out"
 failed=0
 printf '%-24s %-10s %6s %6s  %s\n' program tool passed errors seconds
-for program in ${PROGRAMS:-test_dense_ops_cuda test_attention_cuda test_topk_cuda test_selection_pack test_faults_cuda}; do
+for program in ${PROGRAMS:-test_dense_ops_cuda test_attention_cuda test_topk_cuda test_selection_pack test_faults_cuda test_block_attention_cuda test_linear_attention_ops_cuda}; do
   for tool in $tools; do
     log=$out/$program.$tool.log
     start=$SECONDS
