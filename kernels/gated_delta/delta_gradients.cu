@@ -47,6 +47,7 @@ __global__ void __launch_bounds__(kThreads, 1) gradient_kernel(Inputs x, Gradien
   Part<8> dq = {}, dk = {};
   tiles::copy_rows(q, x.q(c.first, key_head), x.q.token_step, c.rows);
   tiles::copy_rows(k, x.k(c.first, key_head), x.k.token_step, c.rows);
+#pragma unroll 1
   for (int member = 0; member < n.group(); ++member) {
     const int head = key_head * n.group() + member;
     const int64_t at = static_cast<int64_t>(blockIdx.x) * n.value_heads + head;
@@ -152,6 +153,7 @@ __global__ void __launch_bounds__(kThreads, 1) gradient_kernel(Inputs x, Gradien
       add_part(dk, d);
     }
     float product = 0;
+#pragma unroll 2
     for (int p = thread; p < kState / 2; p += kThreads) {
       const float2 a = __bfloat1622float2(state.pair(p / 64, p % 64 * 2)), b = __bfloat1622float2(dstate.pair(p / 64, p % 64 * 2));
       product += a.x * b.x + a.y * b.y;

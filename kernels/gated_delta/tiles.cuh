@@ -20,7 +20,7 @@ struct Tile {
 template <int kRows, int kColumns>
 __device__ __forceinline__ void copy_rows(Tile<kRows, kColumns> to, const bf16* from, int64_t step, int rows) {
   constexpr int kPieces = kColumns / 8;
-#pragma unroll
+#pragma unroll 2
   for (int n = 0; n < kRows * kPieces / kThreads; ++n) {
     const int i = n * kThreads + static_cast<int>(threadIdx.x), row = i / kPieces, p = i % kPieces;
     const bool valid = row < rows;
