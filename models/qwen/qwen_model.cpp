@@ -36,7 +36,6 @@ QwenModel::QwenModel(const nlohmann::json& hf_config, const std::string& path, c
 
 void QwenModel::prepare(Context& ctx) {
   if (ctx.stage == Stage::warmup) throw UserError("model.stage: warmup is not supported for Qwen3.8; expected sparse");
-  if (ctx.ring && ctx.device.is_cuda()) throw UserError("parallel.context: Qwen3.8 spreads a sequence over ranks on the CPU alone; on cuda expected 1");
   if (has_constants()) return;
   const std::vector<float> frequencies[] = {rope_inverse_frequencies(config_.rope_theta, config_.attention.rope_dim)};
   inv_freq_ = make_constants(ctx, frequencies)[0];

@@ -3,7 +3,7 @@ foreach(op silu gate l2_norm short_conv block_pool gated_residual gated_delta bl
   list(APPEND sources ${CMAKE_CURRENT_LIST_DIR}/../${op}/test_${op}.cpp)
 endforeach()
 hyscale_test(test_linear_attention_ops SOURCES ${sources} ${CMAKE_CURRENT_LIST_DIR}/test_delta_gates.cpp ${CMAKE_CURRENT_LIST_DIR}/test_delta_states.cpp DEPENDS hyscale_kernels)
-set(cuda_sources ${CMAKE_CURRENT_LIST_DIR}/test_delta_gates_cuda.cpp)
+set(cuda_sources ${CMAKE_CURRENT_LIST_DIR}/test_delta_gates_cuda.cpp ${CMAKE_CURRENT_LIST_DIR}/test_delta_states_cuda.cpp)
 foreach(op silu gate l2_norm short_conv gated_residual gated_delta ngram_hash ngram_gate)
   list(APPEND cuda_sources ${CMAKE_CURRENT_LIST_DIR}/../${op}/test_${op}_cuda.cpp)
 endforeach()
