@@ -9,6 +9,7 @@
 #include "kernels/common/head_rows.cuh"
 #include "kernels/common/op.h"
 #include "kernels/gated_delta/gated_delta_cuda.h"
+#include "kernels/gated_delta/scan_ends.cuh"
 #include "kernels/gated_delta/tiles.cuh"
 
 namespace hyscale {
@@ -241,11 +242,24 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_kernel(Inputs x, Memory m
 }
 
 // The state's 128 rows by 64 columns of a block: each warp has 16 rows.
+__device__ __forceinline__ int state_row() { return static_cast<int>(threadIdx.x) / 32 * 16; }
+
+// memory: of the columns, or absent.
 __device__ __forceinline__ void store_state(Part<8>& state, Tile<64> to, bf16* memory) {
-  const int row = static_cast<int>(threadIdx.x) / 32 * 16;
+  const int row = state_row();
   tiles::for_each_pair(state, row, 0, [&](int i, int j, float& d0, float& d1) { to.pair(i, j) = __floats2bfloat162_rn(d0, d1); });
   __syncthreads();
-  tiles::store_rows(to, memory, kDim, kDim);
+  if (memory) tiles::store_rows(to, memory, kDim, kDim);
+}
+
+// f32 states at the ends of a scan; `column` is the block's first.
+__device__ __forceinline__ void load_first_state(Part<8>& state, const float* from, int column) {
+  if (!from) return;
+  tiles::for_each_pair(state, state_row(), column, [&](int i, int j, float& d0, float& d1) { d0 = from[i * kDim + j], d1 = from[i * kDim + j + 1]; });
+}
+__device__ __forceinline__ void store_last_state(Part<8>& state, float* to, int column) {
+  if (!to) return;
+  tiles::for_each_pair(state, state_row(), column, [&](int i, int j, float& d0, float& d1) { to[i * kDim + j] = d0, to[i * kDim + j + 1] = d1; });
 }
 
 __device__ __forceinline__ void scale_part(Part<8>& d, float factor) {
@@ -257,9 +271,11 @@ __device__ __forceinline__ void scale_part(Part<8>& d, float factor) {
 
 constexpr size_t kScanStage = 2 * kRowsOf * 2 + kSquare * 2, kScanBytes = 2 * kScanStage + kDim * 64 * 2 + 2 * kChunk * 4;
 
-// States at chunk starts, and V' in place of U. Grid: halves of the columns, value heads, documents.
-__global__ void __launch_bounds__(kThreads, 1) scan_kernel(Inputs x, Memory m, Sizes n) {
-  const int half = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x);
+// States at chunk starts, and V' in place of U. Grid: halves of the columns, value heads, documents. Two more halves are those of the
+// map: what becomes of the identity where all values are zero.
+__global__ void __launch_bounds__(kThreads, 1) scan_kernel(Inputs x, Memory m, ScanEnds ends, Sizes n) {
+  const bool of_map = blockIdx.x >= 2;
+  const int half = static_cast<int>(blockIdx.x) % 2, head = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x);
   Shared shared{dynamic_memory};
   struct Stage {
     Tile<128> w, k;
@@ -281,10 +297,14 @@ __global__ void __launch_bounds__(kThreads, 1) scan_kernel(Inputs x, Memory m, S
       const int64_t at = (slot + i) * n.value_heads + head, left = length - i * kChunk;
       tiles::copy_rows(s.w, m.w + at * kRowsOf, kDim, kChunk);
       tiles::copy_rows(s.k, x.k(begin + i * kChunk, head / n.group()), x.k.token_step, static_cast<int>(left < kChunk ? left : kChunk));
-      tiles::copy_rows(s.u, m.u + at * kRowsOf + half * 64, kDim, kChunk);
+      tiles::copy_rows(s.u, m.u + at * kRowsOf + half * 64, kDim, of_map ? 0 : kChunk);
       if (thread < kChunk) sums[i % 2 * kChunk + thread] = m.sums[at * kChunk + thread];
     };
     Part<8> state = {};
+    if (of_map)
+      tiles::for_each_pair(state, state_row(), half * 64, [](int i, int j, float& d0, float& d1) { d0 = i == j, d1 = i == j + 1; });
+    else
+      load_first_state(state, ends.carried(document, head, n.value_heads, kState), half * 64);
     __syncthreads();
     if (chunks > 0) load(0);
     for (int64_t i = 0; i < chunks; ++i) {
@@ -292,7 +312,7 @@ __global__ void __launch_bounds__(kThreads, 1) scan_kernel(Inputs x, Memory m, S
       const float* g = sums + i % 2 * kChunk;
       const int64_t at = (slot + i) * n.value_heads + head;
       hopper::copies_done();
-      store_state(state, state_tile, m.states + at * kState + half * 64);
+      store_state(state, state_tile, of_map ? nullptr : m.states + at * kState + half * 64);
       if (i + 1 < chunks) load(i + 1);
       Part<4> moved = {};
       tiles::add_product<kDim, Lies::along, Lies::across>(moved, s.w, warp.row, state_tile, warp.half * 32);
@@ -300,7 +320,7 @@ __global__ void __launch_bounds__(kThreads, 1) scan_kernel(Inputs x, Memory m, S
       tiles::for_each_pair(moved, warp.row, warp.half * 32, [&](int r, int c, float& d0, float& d1) {
         const float2 u = __bfloat1622float2(s.u.pair(r, c));
         const float v0 = u.x - d0, v1 = u.y - d1, rest = __expf(g[kChunk - 1] - g[r]);
-        *reinterpret_cast<__nv_bfloat162*>(values + r * kDim + c) = __floats2bfloat162_rn(v0, v1);
+        if (!of_map) *reinterpret_cast<__nv_bfloat162*>(values + r * kDim + c) = __floats2bfloat162_rn(v0, v1);
         s.u.pair(r, c) = __floats2bfloat162_rn(v0 * rest, v1 * rest);
       });
       __syncthreads();
@@ -308,6 +328,8 @@ __global__ void __launch_bounds__(kThreads, 1) scan_kernel(Inputs x, Memory m, S
       tiles::add_product<kChunk, Lies::across, Lies::across>(state, s.k, thread / 32 * 16, s.u, 0);
       __syncthreads();
     }
+    float* last = of_map ? ends.map : ends.last;
+    store_last_state(state, last ? last + (document * n.value_heads + head) * kState : nullptr, half * 64);
   }
 }
 
@@ -383,7 +405,7 @@ __global__ void __launch_bounds__(kThreads, 2) local_kernel(Inputs x, HeadRows<b
 constexpr size_t kReverseStage = 3 * kRowsOf * 2 + 2 * kSquare * 2, kReverseBytes = 2 * kReverseStage + kDim * 64 * 2 + 2 * kChunk * 4;
 
 // dS of what follows each chunk, and dV' in place of its local part. Grid: halves of the columns, value heads, documents.
-__global__ void __launch_bounds__(kThreads, 1) reverse_scan_kernel(Inputs x, HeadRows<bf16> dout, Memory m, Sizes n) {
+__global__ void __launch_bounds__(kThreads, 1) reverse_scan_kernel(Inputs x, HeadRows<bf16> dout, Memory m, ScanEnds ends, Sizes n) {
   const int half = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x);
   Shared shared{dynamic_memory};
   struct Stage {
@@ -413,6 +435,7 @@ __global__ void __launch_bounds__(kThreads, 1) reverse_scan_kernel(Inputs x, Hea
       if (thread < kChunk) sums[i % 2 * kChunk + thread] = m.sums[at * kChunk + thread];
     };
     Part<8> state = {};
+    load_first_state(state, ends.carried(document, head, n.value_heads, kState), half * 64);
     __syncthreads();
     if (chunks > 0) load(chunks - 1);
     for (int64_t i = chunks; i-- > 0;) {
@@ -443,6 +466,7 @@ __global__ void __launch_bounds__(kThreads, 1) reverse_scan_kernel(Inputs x, Hea
       tiles::add_product<kChunk, Lies::across, Lies::across>(state, s.w, thread / 32 * 16, s.dv, 0);
       __syncthreads();
     }
+    store_last_state(state, ends.last ? ends.last + (document * n.value_heads + head) * kState : nullptr, half * 64);
   }
 }
 
@@ -627,11 +651,16 @@ void launch(Kernel kernel, dim3 grid, size_t shared, cudaStream_t stream, const 
 }
 
 dim3 by_chunk(const Sizes& n, int heads) { return {static_cast<unsigned>(n.slots()), static_cast<unsigned>(heads)}; }
-dim3 by_document(const Sizes& n) { return {2, static_cast<unsigned>(n.value_heads), grid_for(n.documents, 1, 65535)}; }
+dim3 by_document(const Sizes& n, unsigned halves = 2) { return {halves, static_cast<unsigned>(n.value_heads), grid_for(n.documents, 1, 65535)}; }
 
-void make_states(const Inputs& x, const Memory& m, const Sizes& n, cudaStream_t stream) {
+void make_states(const Inputs& x, const Memory& m, const ScanEnds& ends, const Sizes& n, cudaStream_t stream) {
   launch(prepare_kernel, by_chunk(n, n.value_heads), kPrepareBytes, stream, x, m, n);
-  launch(scan_kernel, by_document(n), kScanBytes, stream, x, m, n);
+  launch(scan_kernel, by_document(n, ends.map ? 4 : 2), kScanBytes, stream, x, m, ends, n);
+}
+
+void make_gradients_of_states(const Inputs& x, const HeadRows<bf16>& dout, const Memory& m, const ScanEnds& ends, const Sizes& n, cudaStream_t stream) {
+  launch(local_kernel, by_chunk(n, n.value_heads), kLocalBytes, stream, x, dout, m, n);
+  launch(reverse_scan_kernel, by_document(n), kReverseBytes, stream, x, dout, m, ends, n);
 }
 
 bool in_pieces(const Tensor& x) {
@@ -650,30 +679,49 @@ bool gated_delta_chunks_fit(const GatedDeltaBackward& g) { return fits(g, {g.dou
 size_t gated_delta_chunks_workspace_bytes(const GatedDelta& g) { return memory_bytes(Sizes(g), false); }
 size_t gated_delta_chunks_workspace_bytes(const GatedDeltaBackward& g) { return memory_bytes(Sizes(g), true); }
 
-void gated_delta_chunks(const GatedDelta& g) {
+void gated_delta_chunks(const GatedDelta& g, const CarriedStates& before) {
   const Sizes n(g);
   if (n.tokens == 0) return;
   const cudaStream_t stream = stream_of(g.stream);
   const Inputs x(g);
   const Memory m = take_memory(g.workspace, n, false);
-  make_states(x, m, n, stream);
+  make_states(x, m, ScanEnds(before), n, stream);
   launch(output_kernel, by_chunk(n, n.value_heads), kOutputBytes, stream, x, HeadRows<bf16>(g.o), m, n);
   check_launch("gated_delta");
 }
 
-void gated_delta_chunks(const GatedDeltaBackward& g) {
+void gated_delta_chunks(const GatedDeltaBackward& g, const CarriedStates& before, const CarriedStates& dbehind) {
   const Sizes n(g);
   if (n.tokens == 0) return;
   const cudaStream_t stream = stream_of(g.stream);
   const Inputs x(g);
   const Memory m = take_memory(g.workspace, n, true);
   const HeadRows<bf16> dout(g.dout);
-  make_states(x, m, n, stream);
-  launch(local_kernel, by_chunk(n, n.value_heads), kLocalBytes, stream, x, dout, m, n);
-  launch(reverse_scan_kernel, by_document(n), kReverseBytes, stream, x, dout, m, n);
+  make_states(x, m, ScanEnds(before), n, stream);
+  make_gradients_of_states(x, dout, m, ScanEnds(dbehind), n, stream);
   launch(gradient_kernel, by_chunk(n, n.key_heads), kGradientBytes, stream, x,
          Gradients{dout, HeadRows<bf16>(g.dq), HeadRows<bf16>(g.dk), HeadRows<bf16>(g.dv), g.dlog_decay.f32(), g.dbeta.f32()}, m, n);
   check_launch("gated_delta_backward");
+}
+
+void delta_map_chunks(const GatedDelta& run, const Tensor& map, const Tensor& state) {
+  const Sizes n(run);
+  ScanEnds ends;
+  ends.last = state.f32();
+  if (map.defined()) ends.map = map.f32();
+  make_states(Inputs(run), take_memory(run.workspace, n, false), ends, n, stream_of(run.stream));
+  check_launch("delta_map");
+}
+
+void delta_map_backward_chunks(const GatedDeltaBackward& run, const Tensor& dstate) {
+  const Sizes n(run);
+  const Inputs x(run);
+  const Memory m = take_memory(run.workspace, n, true);
+  ScanEnds ends;
+  ends.last = dstate.f32();
+  launch(prepare_kernel, by_chunk(n, n.value_heads), kPrepareBytes, stream_of(run.stream), x, m, n);
+  make_gradients_of_states(x, HeadRows<bf16>(run.dout), m, ends, n, stream_of(run.stream));
+  check_launch("delta_map_backward");
 }
 
 }  // namespace hyscale
