@@ -85,7 +85,7 @@ void expect_gradients_as_on_cpu(Model& cpu, Model& cuda, const Bounds& bounds) {
 }
 
 void expect_as_on_cpu(Model& cpu, const nlohmann::json& config, DType dtype, const Bounds& bounds, Recompute recompute = Recompute::none) {
-  SCOPED_TRACE(concat(dtype_name(dtype), recompute == Recompute::none ? "" : ", recomputed", config.contains("ple_layer_ids") ? ", n-gram memory" : ""));
+  SCOPED_TRACE(concat(dtype_name(dtype), recompute == Recompute::none ? "" : ", recomputed", !config["ple_layer_ids"].empty() ? ", n-gram memory" : ""));
   const std::unique_ptr<Model> cuda = on_cuda(cpu, config, dtype);
   const HostSequence s = sequence(kDocuments);
   // The index loss takes bf16 on CUDA; its own parameters alone depend on it.
@@ -122,8 +122,8 @@ TEST(QwenModelCuda, GradientsInF32AreThoseOfTheCpu) {
     for (Recompute recompute : {Recompute::none, Recompute::layer}) expect_as_on_cpu(*random_model(config), config, DType::f32, {1e-4, 1e-4}, recompute);
 }
 
-// The weights of the reference case, whose gates of n-gram memories lie near their steep roots.
-TEST(QwenModelCuda, GradientsOfSteepGatesInF32AreThoseOfTheCpu) {
+// The weights of the reference case: rounding its activations to bf16 moves gradients by tens of percent.
+TEST(QwenModelCuda, GradientsOfTheReferenceCaseInF32AreThoseOfTheCpu) {
   SKIP_WITHOUT_CUDA();
   const std::unique_ptr<Model> cpu = empty_model(ngram_config(), Device{}, DType::f32);
   load_weights(cpu->parameters(), HfFolderReader("tests/goldens/qwen_qsa_ple"));
