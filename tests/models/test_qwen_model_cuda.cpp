@@ -1,4 +1,4 @@
-// Gradients of a whole Qwen3.8 model on CUDA against the CPU, f32, from the same weights and with the CPU's choices of keys and experts:
+// Gradients of a whole Qwen3.8 model on CUDA against the CPU, in f32 and bf16, from the same weights and with the CPU's choices of keys and experts:
 // a model that chooses otherwise computes another function.
 #include "models/routing_store.h"
 #include "tests/support/model_runs.h"
@@ -118,8 +118,13 @@ void expect_as_on_cpu(Model& cpu, const nlohmann::json& config, DType dtype, con
 
 TEST(QwenModelCuda, GradientsInF32AreThoseOfTheCpu) {
   SKIP_WITHOUT_CUDA();
-  for (const nlohmann::json& config : {plain_config(), ngram_config()})
-    for (Recompute recompute : {Recompute::none, Recompute::layer}) expect_as_on_cpu(*random_model(config), config, DType::f32, {1e-4, 1e-4}, recompute);
+  for (Recompute recompute : {Recompute::none, Recompute::layer}) expect_as_on_cpu(*random_model(plain_config()), plain_config(), DType::f32, {2e-5, 1e-5}, recompute);
+}
+
+// The gate of an n-gram memory is a root, steep near 0: behind it the last bits of f32 are worth up to 6e-4.
+TEST(QwenModelCuda, GradientsOfNgramMemoryInF32AreThoseOfTheCpu) {
+  SKIP_WITHOUT_CUDA();
+  for (Recompute recompute : {Recompute::none, Recompute::layer}) expect_as_on_cpu(*random_model(ngram_config()), ngram_config(), DType::f32, {2e-3, 5e-5}, recompute);
 }
 
 // The weights of the reference case: rounding its activations to bf16 moves gradients by tens of percent.
@@ -127,12 +132,14 @@ TEST(QwenModelCuda, GradientsOfTheReferenceCaseInF32AreThoseOfTheCpu) {
   SKIP_WITHOUT_CUDA();
   const std::unique_ptr<Model> cpu = empty_model(ngram_config(), Device{}, DType::f32);
   load_weights(cpu->parameters(), HfFolderReader("tests/goldens/qwen_qsa_ple"));
-  expect_as_on_cpu(*cpu, ngram_config(), DType::f32, {1e-3, 1e-3});
+  expect_as_on_cpu(*cpu, ngram_config(), DType::f32, {1e-3, 2e-4});
 }
 
+// Rounding alone: 8e-2 as one vector, 0.14 in the worst parameter; of what is behind the gate of an n-gram memory 0.8.
 TEST(QwenModelCuda, GradientsInBf16AreCloseToThoseOfTheCpu) {
   SKIP_WITHOUT_CUDA();
-  for (const nlohmann::json& config : {plain_config(), ngram_config()}) expect_as_on_cpu(*random_model(config), config, DType::bf16, {1e-1, 5e-2});
+  expect_as_on_cpu(*random_model(plain_config()), plain_config(), DType::bf16, {0.2, 0.12});
+  expect_as_on_cpu(*random_model(ngram_config()), ngram_config(), DType::bf16, {1.0, 0.12});
 }
 
 }  // namespace
