@@ -68,7 +68,7 @@ class ParameterStore {
   std::string released_name(const std::string& name) const { return released_names_ ? released_names_(name) : name; }
   int num_units() const { return static_cast<int>(units_.size()); }
 
-  // Gives every parameter its value and gradient memory. compute: f32 on the CPU, bf16 on CUDA, either on meta.
+  // Gives every parameter its value and gradient memory. compute: f32 on the CPU, bf16 or f32 on CUDA, either on meta.
   // The communicators stay valid as long as the store.
   void allocate(Device, DType compute, const Sharding& = {});
   // Random initial values, a function of (seed, parameter name, element) alone: the same on every device and layout.

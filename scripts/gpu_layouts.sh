@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # On a machine with one GPU: every layout of 2 and 4 ranks that share it (MPI with staging) against one rank, in bf16.
 #   scripts/gpu_layouts.sh BIN_DIR [layout_check options]        BIN_DIR holds layout_check
+# Qwen3.8: --family qwen_qsa --smooth, and --wide for the delta rule on tensor cores.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bin=${1:?usage: scripts/gpu_layouts.sh BIN_DIR [options]}; shift

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A run that is killed (SIGKILL) again and again and resumed, against the same run left alone: equal weights at the end, and no
+# A run that is killed (SIGKILL) again and again and resumed, beside the same run left alone: equal weights at the end, and no
 # step missing from the metrics.
 #   scripts/kill_run.sh BIN_DIR [SECONDS [MOST_SECONDS_BETWEEN_KILLS]]     default: an hour, a kill every 5 minutes at most
 # BIN_DIR holds hyscale-train and hyscale-data. $OUT (default runs/kill_run) gets both runs.
@@ -21,9 +21,11 @@ arguments rate 40
 steps=$(( 40 * seconds / (SECONDS - start + 1) / 20 * 20 + 20 ))
 echo "kill_run: $steps steps, about $seconds s"
 arguments whole "$steps"
-"${command[@]}" > "$out/whole.log" 2>&1
+"${command[@]}" > "$out/whole.log" 2>&1 &
+whole=$!
+trap 'kill -9 "$whole" 2> /dev/null || true' EXIT
 arguments cut "$steps"
-kills=0
+kills=0 begun=$SECONDS
 while true; do
   "${command[@]}" --resume latest >> "$out/cut.log" 2>&1 &
   pid=$!
@@ -38,6 +40,8 @@ while true; do
   wait "$pid" 2> /dev/null || true
   kills=$((kills + 1))
 done
+echo "kill_run: $kills kills, the last step after $(( (SECONDS - begun) / 60 )) minutes"
+wait "$whole"
 last=step-$(printf %08d "$steps")
 cmp "$out/whole/$last/model/model.safetensors" "$out/cut/$last/model/model.safetensors"
 cmp "$out/whole/$last/optimizer/rank-00000.safetensors" "$out/cut/$last/optimizer/rank-00000.safetensors"

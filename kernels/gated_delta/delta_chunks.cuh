@@ -4,6 +4,7 @@
 #include "kernels/common/head_rows.cuh"
 #include "kernels/common/op.h"
 #include "kernels/gated_delta/gated_delta_cuda.h"
+#include "kernels/gated_delta/scan_ends.cuh"
 #include "kernels/gated_delta/tiles.cuh"
 
 namespace hyscale::delta_chunks {
@@ -144,10 +145,10 @@ struct Gradients {
 
 // The kernels in their order; of memory each reads what those before it wrote.
 void prepare(const Inputs&, const Memory&, const Sizes&, cudaStream_t);                            // U, W, G, T
-void scan(const Inputs&, const Memory&, const Sizes&, cudaStream_t);                               // S, V'
+void scan(const Inputs&, const Memory&, const ScanEnds&, const Sizes&, cudaStream_t);                // S, V'
 void outputs(const Inputs&, HeadRows<bf16> o, const Memory&, const Sizes&, cudaStream_t);          // O
 void local_gradients(const Inputs&, HeadRows<bf16> dout, const Memory&, const Sizes&, cudaStream_t);  // scale E0^T dO
-void reverse_scan(const Inputs&, HeadRows<bf16> dout, const Memory&, const Sizes&, cudaStream_t);  // dS, dV'
+void reverse_scan(const Inputs&, HeadRows<bf16> dout, const Memory&, const ScanEnds&, const Sizes&, cudaStream_t);  // dS, dV'
 void gradients(const Inputs&, const Gradients&, const Memory&, const Sizes&, cudaStream_t);
 
 }  // namespace hyscale::delta_chunks

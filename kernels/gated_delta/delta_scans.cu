@@ -10,7 +10,7 @@ using HalfState = Tile<kDim, 64>;
 
 // Where a block is: half of the columns, value head, document.
 struct Place {
-  int half = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
+  int half = static_cast<int>(blockIdx.x) % 2, head = static_cast<int>(blockIdx.y);
   int64_t begin, length, slot, chunks, heads;
   __device__ Place(const Inputs& x, const Sizes& n, int64_t document)
       : begin(x.starts[document]), length(x.starts[document + 1] - begin), slot(begin / kChunk + document), chunks((length + kChunk - 1) / kChunk), heads(n.value_heads) {}
@@ -41,6 +41,17 @@ __device__ __forceinline__ void publish_state(Part<8>& state, HalfState to) {
   tiles::publish();
 }
 
+// f32 states at the ends of a scan, the 64 columns from `column` on of a [128, 128] one; or null.
+__device__ __forceinline__ int state_row() { return static_cast<int>(threadIdx.x) / 32 * 16; }
+__device__ __forceinline__ void load_first_state(Part<8>& state, const float* from, int column) {
+  if (!from) return;
+  tiles::for_each_pair(state, state_row(), column, [&](int i, int j, float& d0, float& d1) { d0 = from[i * kDim + j], d1 = from[i * kDim + j + 1]; });
+}
+__device__ __forceinline__ void store_last_state(Part<8>& state, float* to, int column) {
+  if (!to) return;
+  tiles::for_each_pair(state, state_row(), column, [&](int i, int j, float& d0, float& d1) { to[i * kDim + j] = d0, to[i * kDim + j + 1] = d1; });
+}
+
 __device__ __forceinline__ void scale_part(Part<8>& d, float factor) {
 #pragma unroll
   for (int i = 0; i < 32; ++i) d[i] *= factor;
@@ -48,8 +59,10 @@ __device__ __forceinline__ void scale_part(Part<8>& d, float factor) {
 
 constexpr size_t kScanStage = 2 * Rows::kBytes + Square::kBytes, kScanBytes = kStages * (kScanStage + kChunk * 4) + HalfState::kBytes + Square::kBytes;
 
-// States at chunk starts, and V' in place of U. Grid: halves of the columns, value heads, documents.
-__global__ void __launch_bounds__(kThreads, 1) scan_kernel(Inputs x, Memory m, Sizes n) {
+// States at chunk starts, and V' in place of U. Grid: halves of the columns, value heads, documents. Two more halves are those of the
+// map: what becomes of the identity where all values are zero.
+__global__ void __launch_bounds__(kThreads, 1) scan_kernel(Inputs x, Memory m, ScanEnds ends, Sizes n) {
+  const bool of_map = blockIdx.x >= 2;
   struct Stage {
     Rows w, k;
     Square u;
@@ -67,11 +80,15 @@ __global__ void __launch_bounds__(kThreads, 1) scan_kernel(Inputs x, Memory m, S
   for (int64_t document = blockIdx.z; document < n.documents; document += gridDim.z) {
     const Place p(x, n, document);
     Part<8> state = {};
+    if (of_map)
+      tiles::for_each_pair(state, state_row(), p.half * 64, [](int i, int j, float& d0, float& d1) { d0 = i == j, d1 = i == j + 1; });
+    else
+      load_first_state(state, ends.carried(document, p.head, n.value_heads, kState), p.half * 64);
     const auto load = [&](int stage, int64_t i) {
       const Stage s(stage);
       tiles::copy_rows(s.w, m.w + p.at(i) * kRowsOf, kDim, kChunk);
       tiles::copy_rows(s.k, x.k(p.first(i), p.head / n.group()), x.k.token_step, p.rows(i));
-      tiles::copy_rows(s.u, m.u + p.at(i) * kRowsOf + p.half * 64, kDim, kChunk);
+      tiles::copy_rows(s.u, m.u + p.at(i) * kRowsOf + p.half * 64, kDim, of_map ? 0 : kChunk);
       copy_sums(s.sums, m.sums + p.at(i) * kChunk);
     };
     for_each_chunk<false>(p.chunks, load, [&](int stage, int64_t i, auto next) {
@@ -82,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, 1) scan_kernel(Inputs x, Memory m, S
       tiles::add_product<kDim, Lies::along, Lies::across>(moved, s.w, 0, state_tile, warp.half * 32);
       hopper::wgmma_commit();
       next();
-      tiles::store_rows(state_tile, m.states + p.at(i) * kState + p.half * 64, kDim, kDim);
+      if (!of_map) tiles::store_rows(state_tile, m.states + p.at(i) * kState + p.half * 64, kDim, kDim);
       tiles::products_done(moved);
       const float last = s.sums[kChunk - 1];
       tiles::for_each_pair(moved, warp.row, warp.half * 32, [&](int r, int c, float& d0, float& d1) {
@@ -96,16 +113,18 @@ __global__ void __launch_bounds__(kThreads, 1) scan_kernel(Inputs x, Memory m, S
       hopper::wgmma_begin();
       tiles::add_product<kChunk, Lies::across, Lies::across>(state, s.k, warp.half * 64, s.u, 0);
       hopper::wgmma_commit();
-      tiles::store_rows(values, m.u + p.at(i) * kRowsOf + p.half * 64, kDim, kChunk);
+      if (!of_map) tiles::store_rows(values, m.u + p.at(i) * kRowsOf + p.half * 64, kDim, kChunk);
       tiles::products_done(state);
     });
+    float* last = of_map ? ends.map : ends.last;
+    store_last_state(state, last ? last + (document * n.value_heads + p.head) * kState : nullptr, p.half * 64);
   }
 }
 
 constexpr size_t kReverseStage = 3 * Rows::kBytes + 2 * Square::kBytes, kReverseBytes = kStages * (kReverseStage + kChunk * 4) + HalfState::kBytes + Square::kBytes;
 
 // dS of what follows each chunk, and dV' in place of its local part. Grid: halves of the columns, value heads, documents.
-__global__ void __launch_bounds__(kThreads, 1) reverse_scan_kernel(Inputs x, HeadRows<bf16> dout, Memory m, Sizes n) {
+__global__ void __launch_bounds__(kThreads, 1) reverse_scan_kernel(Inputs x, HeadRows<bf16> dout, Memory m, ScanEnds ends, Sizes n) {
   struct Stage {
     Rows w, k, q;
     Square dv, dout;
@@ -123,6 +142,7 @@ __global__ void __launch_bounds__(kThreads, 1) reverse_scan_kernel(Inputs x, Hea
   for (int64_t document = blockIdx.z; document < n.documents; document += gridDim.z) {
     const Place p(x, n, document);
     Part<8> state = {};
+    load_first_state(state, ends.carried(document, p.head, n.value_heads, kState), p.half * 64);
     const auto load = [&](int stage, int64_t i) {
       const Stage s(stage);
       tiles::copy_rows(s.w, m.w + p.at(i) * kRowsOf, kDim, kChunk);
@@ -164,16 +184,19 @@ __global__ void __launch_bounds__(kThreads, 1) reverse_scan_kernel(Inputs x, Hea
       tiles::store_rows(values, m.dv + p.at(i) * kRowsOf + p.half * 64, kDim, kChunk);
       tiles::products_done(state);
     });
+    store_last_state(state, ends.last ? ends.last + (document * n.value_heads + p.head) * kState : nullptr, p.half * 64);
   }
 }
 
-dim3 by_document(const Sizes& n) { return {2, static_cast<unsigned>(n.value_heads), grid_for(n.documents, 1, 65535)}; }
+dim3 by_document(const Sizes& n, unsigned halves) { return {halves, static_cast<unsigned>(n.value_heads), grid_for(n.documents, 1, 65535)}; }
 
 }  // namespace
 
-void scan(const Inputs& x, const Memory& m, const Sizes& n, cudaStream_t stream) { launch(scan_kernel, by_document(n), kScanBytes, stream, x, m, n); }
-void reverse_scan(const Inputs& x, HeadRows<bf16> dout, const Memory& m, const Sizes& n, cudaStream_t stream) {
-  launch(reverse_scan_kernel, by_document(n), kReverseBytes, stream, x, dout, m, n);
+void scan(const Inputs& x, const Memory& m, const ScanEnds& ends, const Sizes& n, cudaStream_t stream) {
+  launch(scan_kernel, by_document(n, ends.map ? 4 : 2), kScanBytes, stream, x, m, ends, n);
+}
+void reverse_scan(const Inputs& x, HeadRows<bf16> dout, const Memory& m, const ScanEnds& ends, const Sizes& n, cudaStream_t stream) {
+  launch(reverse_scan_kernel, by_document(n, 2), kReverseBytes, stream, x, dout, m, ends, n);
 }
 
 }  // namespace hyscale::delta_chunks

@@ -1,6 +1,7 @@
 #include "kernels/gated_delta/delta_states.h"
 
 #include "kernels/common/op.h"
+#include "kernels/gated_delta/gated_delta_cuda.h"
 #include "kernels/gated_delta/gated_delta_ref.h"
 
 namespace hyscale {
@@ -35,26 +36,37 @@ void delta_map(const DeltaMap& g) {
   check_inputs(g, g.v, "v");
   if (g.map.defined()) check_tensor(g.map, "map", DType::f32, {g.v.size(1), g.k.size(2), g.k.size(2)});
   check_tensor(g.state, "state", DType::f32, {g.v.size(1), g.k.size(2), g.v.size(2)});
-  HYSCALE_DISPATCH("delta_map", g.k.device(), delta_map_ref(g), unsupported_device("delta_map", g.k.device()));
+  HYSCALE_DISPATCH("delta_map", g.k.device(), delta_map_ref(g), delta_map_cuda(g));
 }
 
-size_t delta_map_workspace_bytes(const DeltaMap& g) { return delta_map_ref_workspace_bytes(g); }
+size_t delta_map_workspace_bytes(const DeltaMap& g) {
+#ifdef HYSCALE_HAS_CUDA
+  if (g.k.device().is_cuda() || g.k.dtype() != DType::f32) return delta_map_cuda_workspace_bytes(g);
+#endif
+  return delta_map_ref_workspace_bytes(g);
+}
 
 void delta_map_backward(const DeltaMapBackward& g) {
   check_inputs(g, g.dout, "dout");
   check_heads(g.q, "q", g.k.shape());
   check_tensor(g.dstate, "dstate", DType::f32, {g.dout.size(1), g.k.size(2), g.dout.size(2)});
-  HYSCALE_DISPATCH("delta_map_backward", g.k.device(), delta_map_backward_ref(g), unsupported_device("delta_map_backward", g.k.device()));
+  HYSCALE_DISPATCH("delta_map_backward", g.k.device(), delta_map_backward_ref(g), delta_map_backward_cuda(g));
 }
 
-size_t delta_map_backward_workspace_bytes(const DeltaMapBackward& g) { return delta_map_backward_ref_workspace_bytes(g); }
+size_t delta_map_backward_workspace_bytes(const DeltaMapBackward& g) {
+#ifdef HYSCALE_HAS_CUDA
+  if (g.k.device().is_cuda() || g.k.dtype() != DType::f32) return delta_map_backward_cuda_workspace_bytes(g);
+#endif
+  return delta_map_backward_ref_workspace_bytes(g);
+}
 
 void gated_delta_carried(const GatedDelta& g, const CarriedStates& before) {
   check_inputs(g, g.v, "v");
   check_heads(g.q, "q", g.k.shape());
   check_heads(g.o, "o", g.v.shape());
   check_carried(g, before, "states before");
-  HYSCALE_DISPATCH("gated_delta_carried", g.q.device(), gated_delta_ref(g, before), unsupported_device("gated_delta_carried", g.q.device()));
+  HYSCALE_DISPATCH("gated_delta_carried", g.q.device(), gated_delta_ref(g, before),
+                   gated_delta_chunks_fit(g) ? gated_delta_chunks(g, before) : gated_delta_plain(g, before));
 }
 
 void gated_delta_carried_backward(const GatedDeltaBackward& g, const CarriedStates& before, const CarriedStates& dbehind) {
@@ -66,7 +78,7 @@ void gated_delta_carried_backward(const GatedDeltaBackward& g, const CarriedStat
   check_carried(g, before, "states before");
   check_carried(g, dbehind, "gradients of states behind");
   HYSCALE_DISPATCH("gated_delta_carried_backward", g.q.device(), gated_delta_backward_ref(g, before, dbehind),
-                   unsupported_device("gated_delta_carried_backward", g.q.device()));
+                   gated_delta_chunks_fit(g) ? gated_delta_chunks(g, before, dbehind) : gated_delta_backward_plain(g, before, dbehind));
 }
 
 }  // namespace hyscale

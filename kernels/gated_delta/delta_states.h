@@ -3,7 +3,7 @@
 //   S_out = M S_in + S_ext,   dS_in = M^T dS_out + dS_ext,   M = product over chunks, later ones on the left, of g_last I - K^T diag(r) W
 // S_ext comes out of a run that begins without a state; dS_ext comes back from a run whose last state nobody reads. With unit keys,
 // beta < 1 and decay <= 1 the spectral norm of M is at most 1.
-// Runs on the CPU and on meta. Source: Gated DeltaNet (arXiv 2412.06464), section 3.3, whose chunk is affine in the state.
+// CUDA: the carried states, the maps and the states that they give are f32; products read states as gated_delta's do. Source: Gated DeltaNet (arXiv 2412.06464), section 3.3, whose chunk is affine in the state.
 #pragma once
 #include "kernels/gated_delta/gated_delta.h"
 

@@ -33,19 +33,19 @@ bool gated_delta_chunks_fit(const GatedDeltaBackward& g) { return fits(g, {g.dou
 size_t gated_delta_chunks_workspace_bytes(const GatedDelta& g) { return memory_bytes(Sizes(g), false); }
 size_t gated_delta_chunks_workspace_bytes(const GatedDeltaBackward& g) { return memory_bytes(Sizes(g), true); }
 
-void gated_delta_chunks(const GatedDelta& g) {
+void gated_delta_chunks(const GatedDelta& g, const CarriedStates& before) {
   const Sizes n(g);
   if (n.tokens == 0) return;
   const cudaStream_t stream = stream_of(g.stream);
   const Inputs x(g);
   const Memory m = take_memory(g.workspace, n, false);
   delta_chunks::prepare(x, m, n, stream);
-  delta_chunks::scan(x, m, n, stream);
+  delta_chunks::scan(x, m, ScanEnds(before), n, stream);
   delta_chunks::outputs(x, HeadRows<bf16>(g.o), m, n, stream);
   check_launch("gated_delta");
 }
 
-void gated_delta_chunks(const GatedDeltaBackward& g) {
+void gated_delta_chunks(const GatedDeltaBackward& g, const CarriedStates& before, const CarriedStates& dbehind) {
   const Sizes n(g);
   if (n.tokens == 0) return;
   const cudaStream_t stream = stream_of(g.stream);
@@ -53,11 +53,38 @@ void gated_delta_chunks(const GatedDeltaBackward& g) {
   const Memory m = take_memory(g.workspace, n, true);
   const HeadRows<bf16> dout(g.dout);
   delta_chunks::prepare(x, m, n, stream);
-  delta_chunks::scan(x, m, n, stream);
+  delta_chunks::scan(x, m, ScanEnds(before), n, stream);
   delta_chunks::local_gradients(x, dout, m, n, stream);
-  delta_chunks::reverse_scan(x, dout, m, n, stream);
+  delta_chunks::reverse_scan(x, dout, m, ScanEnds(dbehind), n, stream);
   delta_chunks::gradients(x, {dout, HeadRows<bf16>(g.dq), HeadRows<bf16>(g.dk), HeadRows<bf16>(g.dv), g.dlog_decay.f32(), g.dbeta.f32()}, m, n, stream);
   check_launch("gated_delta_backward");
+}
+
+void delta_map_chunks(const GatedDelta& run, const Tensor& map, const Tensor& state) {
+  const Sizes n(run);
+  const cudaStream_t stream = stream_of(run.stream);
+  const Inputs x(run);
+  const Memory m = take_memory(run.workspace, n, false);
+  ScanEnds ends;
+  ends.last = state.f32();
+  if (map.defined()) ends.map = map.f32();
+  delta_chunks::prepare(x, m, n, stream);
+  delta_chunks::scan(x, m, ends, n, stream);
+  check_launch("delta_map");
+}
+
+void delta_map_backward_chunks(const GatedDeltaBackward& run, const Tensor& dstate) {
+  const Sizes n(run);
+  const cudaStream_t stream = stream_of(run.stream);
+  const Inputs x(run);
+  const Memory m = take_memory(run.workspace, n, true);
+  const HeadRows<bf16> dout(run.dout);
+  ScanEnds ends;
+  ends.last = dstate.f32();
+  delta_chunks::prepare(x, m, n, stream);
+  delta_chunks::local_gradients(x, dout, m, n, stream);
+  delta_chunks::reverse_scan(x, dout, m, ends, n, stream);
+  check_launch("delta_map_backward");
 }
 
 }  // namespace hyscale

@@ -3,6 +3,7 @@
 #include "kernels/common/head_rows.cuh"
 #include "kernels/common/op.h"
 #include "kernels/gated_delta/gated_delta_cuda.h"
+#include "kernels/gated_delta/scan_ends.cuh"
 
 namespace hyscale {
 namespace {
@@ -51,15 +52,17 @@ __device__ float advance(float* column, int step, const T* q, const T* k, float 
 }
 
 // One warp per document, value head and 32 columns. states: [chunks, Hv, Dk, Dv] of the states at chunk starts, or absent; o likewise.
+// Of the map alone: what becomes of the identity where all values are zero; n.dv is then Dk.
 template <typename T>
-__global__ void __launch_bounds__(32) forward_kernel(Inputs<T> x, HeadRows<T> o, bool with_out, float* states, Sizes n) {
+__global__ void __launch_bounds__(32) forward_kernel(Inputs<T> x, HeadRows<T> o, bool with_out, float* states, ScanEnds ends, Sizes n) {
   extern __shared__ float shared[];  // [Dk, 32]
   const int head = static_cast<int>(blockIdx.y), column = static_cast<int>(blockIdx.z * 32 + threadIdx.x);
   if (column >= n.dv) return;
   float* state = shared + threadIdx.x;
   for (int64_t document = blockIdx.x; document < n.documents; document += gridDim.x) {
     const int64_t begin = x.starts[document], end = x.starts[document + 1];
-    for (int i = 0; i < n.dk; ++i) state[i * 32] = 0;
+    const float* first = ends.carried(document, head, n.value_heads, n.state());
+    for (int i = 0; i < n.dk; ++i) state[i * 32] = ends.map ? i == column : first ? first[i * n.dv + column] : 0;
     for (int64_t t = begin; t < end; ++t) {
       if (states && (t - begin) % n.chunk == 0) {
         float* to = states + ((begin / n.chunk + document + (t - begin) / n.chunk) * n.value_heads + head) * n.state() + column;
@@ -67,10 +70,36 @@ __global__ void __launch_bounds__(32) forward_kernel(Inputs<T> x, HeadRows<T> o,
       }
       const int64_t gate = t * n.value_heads + head;
       float out, miss;
-      advance(state, 32, x.q(t, head / n.group()), x.k(t, head / n.group()), to_f32(x.v(t, head)[column]), expf(x.log_decay[gate]), x.beta[gate], n.dk, with_out ? &out : nullptr,
+      advance(state, 32, x.q(t, head / n.group()), x.k(t, head / n.group()), ends.map ? 0 : to_f32(x.v(t, head)[column]), expf(x.log_decay[gate]), x.beta[gate], n.dk, with_out ? &out : nullptr,
               &miss);
       if (with_out) o(t, head)[column] = from_f32<T>(x.scale * out);
     }
+    float* last = ends.map ? ends.map : ends.last;
+    if (!last) continue;
+    last += (document * n.value_heads + head) * n.state() + column;
+    for (int i = 0; i < n.dk; ++i) last[i * n.dv] = state[i * 32];
+  }
+}
+
+// Gradients of the states at document starts, of which each column needs nothing of the others. One warp per document, value head and 32 columns.
+template <typename T>
+__global__ void __launch_bounds__(32) reverse_kernel(Inputs<T> x, HeadRows<T> dout, ScanEnds ends, Sizes n) {
+  extern __shared__ float shared[];  // [Dk, 32]
+  const int head = static_cast<int>(blockIdx.y), column = static_cast<int>(blockIdx.z * 32 + threadIdx.x);
+  if (column >= n.dv) return;
+  float* dstate = shared + threadIdx.x;
+  for (int64_t document = blockIdx.x; document < n.documents; document += gridDim.x) {
+    for (int i = 0; i < n.dk; ++i) dstate[i * 32] = 0;
+    for (int64_t t = x.starts[document + 1]; t-- > x.starts[document];) {
+      const T *q = x.q(t, head / n.group()), *k = x.k(t, head / n.group());
+      const int64_t gate = t * n.value_heads + head;
+      const float d = x.scale * to_f32(dout(t, head)[column]), decay = expf(x.log_decay[gate]);
+      float de = 0;
+      for (int i = 0; i < n.dk; ++i) de += (dstate[i * 32] += to_f32(q[i]) * d) * to_f32(k[i]);
+      for (int i = 0; i < n.dk; ++i) dstate[i * 32] = decay * (dstate[i * 32] - to_f32(k[i]) * x.beta[gate] * de);
+    }
+    float* last = ends.last + (document * n.value_heads + head) * n.state() + column;
+    for (int i = 0; i < n.dk; ++i) last[i * n.dv] = dstate[i * 32];
   }
 }
 
@@ -174,13 +203,14 @@ __device__ void backward_token(const Inputs<T>& x, const Sizes& n, int head, int
 
 // One block per value head.
 template <typename T>
-__global__ void __launch_bounds__(kThreads, 1) backward_kernel(Inputs<T> x, HeadRows<T> dout, HeadRows<T> dv, float* dlog_decay, float* dbeta, BackwardMemory m, Sizes n) {
+__global__ void __launch_bounds__(kThreads, 1) backward_kernel(Inputs<T> x, HeadRows<T> dout, HeadRows<T> dv, float* dlog_decay, float* dbeta, BackwardMemory m, ScanEnds dbehind, Sizes n) {
   const int head = static_cast<int>(blockIdx.x);
   float *before = m.before + int64_t{head} * (n.chunk + 1) * n.state(), *written = m.written + int64_t{head} * n.chunk * n.dv, *misses = m.misses + int64_t{head} * n.chunk * n.dv;
   float *dstate = m.dstate + head * n.state(), *dread = m.dread + head * n.dv;
   for (int64_t document = 0; document < n.documents; ++document) {
     const int64_t begin = x.starts[document], chunks = (x.starts[document + 1] - begin + n.chunk - 1) / n.chunk;
-    for (int64_t i = threadIdx.x; i < n.state(); i += kThreads) dstate[i] = 0;
+    const float* behind = dbehind.carried(document, head, n.value_heads, n.state());
+    for (int64_t i = threadIdx.x; i < n.state(); i += kThreads) dstate[i] = behind ? behind[i] : 0;
     for (int64_t c = chunks; c-- > 0;) {
       const int64_t first = begin + c * n.chunk, left = x.starts[document + 1] - first;
       const int rows = left < n.chunk ? static_cast<int>(left) : n.chunk;
@@ -205,25 +235,30 @@ __global__ void sum_groups_kernel(const float* __restrict__ parts, HeadRows<T> t
   }
 }
 
-template <typename T>
-void launch_forward(const Inputs<T>& x, const Tensor& o, float* states, const Sizes& n, cudaStream_t stream) {
+template <typename Kernel, typename... Arguments>
+void launch_columns(Kernel kernel, const Sizes& n, cudaStream_t stream, const Arguments&... arguments) {
   const size_t shared = static_cast<size_t>(n.dk) * 32 * sizeof(float);
   HYSCALE_CHECK(shared <= 227 * 1024, "q of ", n.dk, " numbers; at most ", 227 * 1024 / 128, " on CUDA");
-  check_cuda(cudaFuncSetAttribute(forward_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), "gated_delta");
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), "gated_delta");
   const dim3 grid(grid_for(n.documents, 1), static_cast<unsigned>(n.value_heads), grid_for(n.dv, 32));
-  forward_kernel<T><<<grid, 32, shared, stream>>>(x, HeadRows<T>(o), states == nullptr, states, n);
+  kernel<<<grid, 32, shared, stream>>>(arguments..., n);
+}
+
+template <typename T>
+void launch_forward(const Inputs<T>& x, const Tensor& o, float* states, const ScanEnds& ends, const Sizes& n, cudaStream_t stream) {
+  launch_columns(forward_kernel<T>, n, stream, x, HeadRows<T>(o), states == nullptr && !ends.last && !ends.map, states, ends);
 }
 
 }  // namespace
 
-void gated_delta_plain(const GatedDelta& g) {
+void gated_delta_plain(const GatedDelta& g, const CarriedStates& before) {
   const Sizes n(g);
   if (n.tokens == 0 || g.v.elements() == 0) return;
-  with_float_type(g.q.dtype(), "gated_delta", [&](auto type) { launch_forward(Inputs<decltype(type)>(g), g.o, nullptr, n, stream_of(g.stream)); });
+  with_float_type(g.q.dtype(), "gated_delta", [&](auto type) { launch_forward(Inputs<decltype(type)>(g), g.o, nullptr, ScanEnds(before), n, stream_of(g.stream)); });
   check_launch("gated_delta");
 }
 
-void gated_delta_backward_plain(const GatedDeltaBackward& g) {
+void gated_delta_backward_plain(const GatedDeltaBackward& g, const CarriedStates& before, const CarriedStates& dbehind) {
   const Sizes n(g);
   if (n.tokens == 0 || g.v.elements() == 0) return;
   const cudaStream_t stream = stream_of(g.stream);
@@ -232,13 +267,40 @@ void gated_delta_backward_plain(const GatedDeltaBackward& g) {
   with_float_type(g.q.dtype(), "gated_delta_backward", [&](auto type) {
     using T = decltype(type);
     const Inputs<T> x(g);
-    launch_forward(x, g.v, m.states, n, stream);
-    backward_kernel<T><<<static_cast<unsigned>(n.value_heads), kThreads, 0, stream>>>(x, HeadRows<T>(g.dout), HeadRows<T>(g.dv), g.dlog_decay.f32(), g.dbeta.f32(), m, n);
+    launch_forward(x, g.v, m.states, ScanEnds(before), n, stream);
+    backward_kernel<T>
+        <<<static_cast<unsigned>(n.value_heads), kThreads, 0, stream>>>(x, HeadRows<T>(g.dout), HeadRows<T>(g.dv), g.dlog_decay.f32(), g.dbeta.f32(), m, ScanEnds(dbehind), n);
     const int64_t count = n.tokens * n.key_heads * n.dk;
     sum_groups_kernel<T><<<grid_for(count, kThreads), kThreads, 0, stream>>>(m.dq, HeadRows<T>(g.dq), count, n.key_heads, n.group(), n.dk);
     sum_groups_kernel<T><<<grid_for(count, kThreads), kThreads, 0, stream>>>(m.dk, HeadRows<T>(g.dk), count, n.key_heads, n.group(), n.dk);
   });
   check_launch("gated_delta_backward");
+}
+
+void delta_map_plain(const GatedDelta& run, const Tensor& map, const Tensor& state) {
+  const Sizes n(run);
+  with_float_type(run.k.dtype(), "delta_map", [&](auto type) {
+    const Inputs<decltype(type)> x(run);
+    ScanEnds of_state, of_map;
+    of_state.last = state.f32();
+    launch_forward(x, run.v, nullptr, of_state, n, stream_of(run.stream));
+    if (!map.defined()) return;
+    Sizes square = n;
+    square.dv = n.dk;
+    of_map.map = map.f32();
+    launch_forward(x, run.v, nullptr, of_map, square, stream_of(run.stream));
+  });
+  check_launch("delta_map");
+}
+
+void delta_map_backward_plain(const GatedDeltaBackward& run, const Tensor& dstate) {
+  with_float_type(run.k.dtype(), "delta_map_backward", [&](auto type) {
+    using T = decltype(type);
+    ScanEnds ends;
+    ends.last = dstate.f32();
+    launch_columns(reverse_kernel<T>, Sizes(run), stream_of(run.stream), Inputs<T>(run), HeadRows<T>(run.dout), ends);
+  });
+  check_launch("delta_map_backward");
 }
 
 size_t gated_delta_backward_plain_workspace_bytes(const GatedDeltaBackward& g) { return memory_bytes(Sizes(g)); }

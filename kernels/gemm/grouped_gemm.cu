@@ -154,10 +154,14 @@ __global__ void __launch_bounds__(kThreads) grouped_wgrad_kernel(const bf16* __r
   });
 }
 
-void check_bf16(const GroupedGemm& g) {
-  HYSCALE_CHECK(g.x.dtype() == DType::bf16 && g.y.dtype() == DType::bf16, "grouped gemm of x ", to_string(g.x), ", y ", to_string(g.y));
-  HYSCALE_CHECK(g.x.size(1) % 8 == 0 && g.y.size(1) % 8 == 0, "grouped gemm moves 8 elements at a time: x ", to_string(g.x), ", y ", to_string(g.y));
+// Checks the operands; true: bf16, false: f32.
+bool is_bf16(const GroupedGemm& g, DType weights) {
+  const DType type = g.x.dtype();
+  HYSCALE_CHECK((type == DType::bf16 || type == DType::f32) && g.y.dtype() == type && g.w.dtype() == weights, "grouped gemm of x ", to_string(g.x), ", w ", to_string(g.w), ", y ",
+                to_string(g.y), "; expected all bf16 or all f32, and gradients of weights f32");
+  HYSCALE_CHECK(type == DType::f32 || (g.x.size(1) % 8 == 0 && g.y.size(1) % 8 == 0), "grouped gemm moves 8 elements at a time: x ", to_string(g.x), ", y ", to_string(g.y));
   HYSCALE_CHECK(g.x.is_contiguous() && g.y.is_contiguous() && g.w.is_contiguous(), "grouped gemm of strided operands");
+  return type == DType::bf16;
 }
 
 template <typename Kernel>
@@ -167,9 +171,10 @@ void allow_shared(Kernel kernel, size_t bytes) {
 
 template <bool kForward>
 void launch_rows(const GroupedGemm& g, const Tensor& in, const Tensor& out) {
-  check_bf16(g);
+  const bool narrow = is_bf16(g, g.x.dtype());
   const int64_t rows = in.size(0), experts = g.w.size(0);
   if (rows == 0) return;
+  if (!narrow) return grouped_gemm_rows_plain(g, in, out, kForward);
   if (grouped_gemm_fits_hopper(g)) return grouped_gemm_rows_hopper(g, in, out, kForward);
   const size_t shared = kStages * static_cast<size_t>(Operand<true>::kElements + Operand<kForward>::kElements) * sizeof(bf16);
   allow_shared(grouped_rows_kernel<kForward>, shared);
@@ -187,8 +192,9 @@ void grouped_gemm_forward_cuda(const GroupedGemm& g) { launch_rows<true>(g, g.x,
 void grouped_gemm_dgrad_cuda(const GroupedGemm& g) { launch_rows<false>(g, g.y, g.x); }
 
 void grouped_gemm_wgrad_cuda(const GroupedGemm& g) {
-  check_bf16(g);
+  const bool narrow = is_bf16(g, DType::f32);
   if (g.x.size(0) == 0) return;
+  if (!narrow) return grouped_gemm_wgrad_plain(g);
   if (grouped_gemm_fits_hopper(g)) return grouped_gemm_wgrad_hopper(g);
   const size_t shared = kStages * static_cast<size_t>(2 * Operand<false>::kElements) * sizeof(bf16);
   allow_shared(grouped_wgrad_kernel, shared);

@@ -3,7 +3,7 @@
 //   dgrad:   dx[R, K] = dy[R, N] w[e]
 //   wgrad:   dw[e]   += dy_e^T x_e            f32
 // offsets is i32 [E + 1] on the device of the rows and is read there only: no host synchronisation. Groups may be empty.
-// Rows beyond offsets[E] are left alone.
+// Rows beyond offsets[E] are left alone. CUDA takes bf16 with f32 sums, and f32 without tensor cores.
 #pragma once
 #include "core/tensor.h"
 

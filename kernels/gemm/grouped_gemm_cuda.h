@@ -1,4 +1,4 @@
-// CUDA entries of the grouped products, and their form for wide matrices on Hopper.
+// CUDA entries of the grouped products, their form for wide matrices on Hopper, and that for f32.
 #pragma once
 #include "kernels/gemm/grouped_gemm.h"
 
@@ -15,5 +15,8 @@ inline bool grouped_gemm_fits_hopper(const GroupedGemm& g) {
 }
 void grouped_gemm_rows_hopper(const GroupedGemm&, const Tensor& in, const Tensor& out, bool forward);
 void grouped_gemm_wgrad_hopper(const GroupedGemm&);
+
+void grouped_gemm_rows_plain(const GroupedGemm&, const Tensor& in, const Tensor& out, bool forward);
+void grouped_gemm_wgrad_plain(const GroupedGemm&);
 
 }  // namespace hyscale

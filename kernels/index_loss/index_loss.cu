@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/common/op.h"
+#include "kernels/index_loss/divergence.cuh"
 #include "kernels/index_loss/index_loss_cuda.h"
 
 namespace hyscale {
@@ -12,33 +13,6 @@ namespace {
 
 using bf16 = __nv_bfloat16;
 constexpr int kThreads = 256, kWarps = kThreads / 32, kKeyTile = 32, kGrid = 1024;
-
-__device__ float warp_sum(float x) {
-  for (int offset = 16; offset; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-  return x;
-}
-__device__ float warp_max(float x) {
-  for (int offset = 16; offset; offset /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
-  return x;
-}
-
-// Scores become the gradient grad_scale * (r - p); returns KL(p || r). One warp.
-__device__ double divergence(float* scores, const float* head_sum, int count, float grad_scale) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  float teacher = 0, top = -INFINITY, student = 0;
-  for (int j = lane; j < count; j += 32) teacher += head_sum[j], top = fmaxf(top, scores[j]);
-  teacher = warp_sum(teacher);
-  top = warp_max(top);
-  for (int j = lane; j < count; j += 32) student += expf(scores[j] - top);
-  const float lse = top + logf(warp_sum(student));
-  float loss = 0;
-  for (int j = lane; j < count; j += 32) {
-    const float p = head_sum[j] / teacher, log_r = scores[j] - lse;
-    if (p > 0) loss += p * (logf(p) - log_r);
-    scores[j] = grad_scale * (expf(log_r) - p);
-  }
-  return warp_sum(loss);
-}
 
 struct Blocks {  // of shared memory
   float *q, *dq, *scores, *relu, *coefficient, *key;
@@ -108,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, 2) one_query(const IndexLossArgument
   }
   __syncthreads();
   if (warp == 0) {
-    const double loss = count ? divergence(b.scores, a.head_sum + t * a.k, count, a.grad_scale) : 0;
+    const double loss = count ? divergence(b.scores, a.head_sum + t * a.k, count, a.grad_scale, lane, 32, warp_sum, warp_max) : 0;
     if (lane == 0) a.losses[t] = loss;
   }
   __syncthreads();
@@ -168,6 +142,8 @@ void index_loss_cuda(const IndexLoss& l) {
   }
   if (index_loss_fits_hopper(l)) {
     index_loss_hopper(a, queries, stream);
+  } else if (index_loss_fits_few_heads(l)) {
+    index_loss_few_heads(a, queries, stream);
   } else {
     const size_t shared = shared_bytes(heads, dims, k);
     const cudaError_t status = cudaFuncSetAttribute(one_query, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));

@@ -1,4 +1,4 @@
-// CUDA entries of the index loss, and the form for 32 or 64 heads of 128 dimensions at tensor-core speed.
+// CUDA entries of the index loss, and its forms for 128 dimensions: 32 or 64 heads at tensor-core speed, up to 8 at the speed of memory.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -25,9 +25,10 @@ struct IndexLossArguments {
 void index_loss_cuda(const IndexLoss&);
 size_t index_loss_cuda_workspace_bytes(const IndexLoss&);
 
-inline bool index_loss_fits_hopper(const IndexLoss& l) {
-  return (l.q.size(1) == 32 || l.q.size(1) == 64) && l.q.size(2) == 128 && l.keys.stride(0) % 8 == 0 && l.dkeys.stride(0) % 4 == 0;
-}
+inline bool index_loss_rows_fit(const IndexLoss& l) { return l.q.size(2) == 128 && l.keys.stride(0) % 8 == 0 && l.dkeys.stride(0) % 4 == 0; }
+inline bool index_loss_fits_hopper(const IndexLoss& l) { return (l.q.size(1) == 32 || l.q.size(1) == 64) && index_loss_rows_fit(l); }
+inline bool index_loss_fits_few_heads(const IndexLoss& l) { return l.q.size(1) <= 8 && index_loss_rows_fit(l); }
 void index_loss_hopper(const IndexLossArguments&, int64_t queries, cudaStream_t);
+void index_loss_few_heads(const IndexLossArguments&, int64_t queries, cudaStream_t);
 
 }  // namespace hyscale

@@ -96,7 +96,7 @@ void lm_head_loss(const LmHeadLoss& l) {
 size_t lm_head_loss_workspace_bytes(const LmHeadLoss& l) {
   const size_t chunk = static_cast<size_t>(chunk_tokens(l)), logits = chunk * static_cast<size_t>(l.weight.size(0));
   return aligned_bytes(logits * sizeof(float)) + (l.h.dtype() == DType::bf16 ? aligned_bytes(logits * 2) : 0) +
-         aligned_bytes(chunk * sizeof(double)) + (l.h.dtype() == DType::bf16 ? kGemmWorkspaceBytes : 0);
+         aligned_bytes(chunk * sizeof(double)) + (l.h.dtype() == DType::bf16 || l.h.device().is_cuda() ? kGemmWorkspaceBytes : 0);
 }
 
 }  // namespace hyscale

@@ -64,6 +64,16 @@ void BlockIndexer::backward(Context& ctx, int slot, const Tensor& block_mass, co
   const ArenaScope scope(*ctx.scratch);
   const Tensor dq = ctx.scratch->allocate(ctx.activation, s.q.shape()), dkeys = ctx.scratch->allocate_zeroed(DType::f32, s.all_keys.shape(), ctx.stream);
   index_loss_of_selection(ctx, slot, s.q, {}, s.all_keys, block_mass, dq, {}, dkeys);
+  backward_projections(ctx, dq, dkeys, blocks, inv_freq, s);
+}
+
+void BlockIndexer::warmup_forward(Context& ctx, const Tensor& x, const CompressedEntries& blocks, const Tensor& inv_freq, Saved& s) {
+  project(ctx, x, blocks, inv_freq, s);
+  s.all_keys = gather_context_rows(ctx, {}, s.keys, {}, &blocks.shards).keys;
+}
+
+void BlockIndexer::backward_projections(Context& ctx, const Tensor& dq, const Tensor& dkeys, const CompressedEntries& blocks, const Tensor& inv_freq, const Saved& s) {
+  const ArenaScope scope(*ctx.scratch);
   scale(dq, score_scale(), ctx.stream);
   rotate(ctx, dq, ctx.sequence->positions, inv_freq, true);
   group_norm_backward(ctx, head_rows(s.q_raw), q_norm_, s.q_rstd, head_rows(dq), head_rows(dq));

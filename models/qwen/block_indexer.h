@@ -26,6 +26,11 @@ class BlockIndexer {
   // Index loss over the selected blocks; gradients of the indexer's own parameters. block_mass f32 [T, k].
   void backward(Context&, int slot, const Tensor& block_mass, const CompressedEntries& blocks, const Tensor& inv_freq, const Saved&);
 
+  // Warm-up stage: queries and keys without a selection; then the gradients of queries [T, J, D] and keys f32 [all blocks, D] into those
+  // of the indexer's own parameters. Both are scratch of this call.
+  void warmup_forward(Context&, const Tensor& x, const CompressedEntries& blocks, const Tensor& inv_freq, Saved&);
+  void backward_projections(Context&, const Tensor& dq, const Tensor& dkeys, const CompressedEntries& blocks, const Tensor& inv_freq, const Saved&);
+
  private:
   void project(Context&, const Tensor& x, const CompressedEntries& blocks, const Tensor& inv_freq, Saved&);
   void rotate(Context&, const Tensor& x_thd, const Tensor& positions, const Tensor& inv_freq, bool inverse) const;

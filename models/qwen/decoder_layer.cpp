@@ -19,7 +19,8 @@ void QwenLayer::enter(Context& ctx, const Tensor& streams, GatedResidual& residu
   residual.read(ctx, streams, s.x, s.residual);
 }
 
-void QwenLayer::forward(Context& ctx, Pass pass, int slot, const Tensor& streams, const Tensor& out, const Tensor& inv_freq, Saved& s) {
+template <typename Attend>
+void QwenLayer::walk(Context& ctx, Pass pass, const Tensor& streams, const Tensor& out, Saved& s, Attend attend) {
   s.streams = streams;
   if (ngram_) {
     s.streams = ctx.saved->allocate(ctx.activation, streams.shape());
@@ -27,14 +28,30 @@ void QwenLayer::forward(Context& ctx, Pass pass, int slot, const Tensor& streams
   }
   s.middle = ctx.saved->allocate(ctx.activation, streams.shape());
   enter(ctx, s.streams, attention_residual_, s.attention_site);
-  if (delta_)
-    delta_->forward(ctx, s.attention_site.x, s.attention_site.y, s.delta);
-  else
-    attention_->forward(ctx, pass, slot, s.attention_site.x, s.attention_site.y, inv_freq, s.attention);
+  attend(s.attention_site.x, s.attention_site.y);
   attention_residual_.write(ctx, s.attention_site.y, s.middle, s.attention_site.residual);
   enter(ctx, s.middle, feed_forward_residual_, s.feed_forward_site);
   feed_forward_.forward(ctx, pass, s.feed_forward_site.x, s.feed_forward_site.y, s.feed_forward);
   feed_forward_residual_.write(ctx, s.feed_forward_site.y, out, s.feed_forward_site.residual);
+}
+
+void QwenLayer::forward(Context& ctx, Pass pass, int slot, const Tensor& streams, const Tensor& out, const Tensor& inv_freq, Saved& s) {
+  walk(ctx, pass, streams, out, s, [&](const Tensor& x, const Tensor& y) {
+    if (delta_)
+      delta_->forward(ctx, x, y, s.delta);
+    else
+      attention_->forward(ctx, pass, slot, x, y, inv_freq, s.attention);
+  });
+}
+
+void QwenLayer::warmup(Context& ctx, int slot, const Tensor& streams, const Tensor& out, const Tensor& inv_freq) {
+  Saved s;
+  walk(ctx, Pass::evaluate, streams, out, s, [&](const Tensor& x, const Tensor& y) {
+    if (delta_)
+      delta_->forward(ctx, x, y, s.delta);
+    else
+      attention_->warmup(ctx, slot, x, y, inv_freq);
+  });
 }
 
 void QwenLayer::backward(Context& ctx, int slot, const Tensor& d, const Tensor& inv_freq, const Saved& s) {

@@ -30,12 +30,17 @@ class QwenLayer {
   };
   // slot: where the selection of this use of the layer lies in the SelectionStore; -1 where it does not select.
   void forward(Context&, Pass, int slot, const Tensor& streams, const Tensor& out, const Tensor& inv_freq, Saved&);
+  // Warm-up stage: dense attention; the indexer's parameters get their gradients on the way, and nothing is kept.
+  void warmup(Context&, int slot, const Tensor& streams, const Tensor& out, const Tensor& inv_freq);
   // Turns the gradient of out into that of streams in place.
   void backward(Context&, int slot, const Tensor& d, const Tensor& inv_freq, const Saved&);
 
   Moe& moe() { return feed_forward_.moe(); }
 
  private:
+  // attend(x, y): the layer's attention.
+  template <typename Attend>
+  void walk(Context&, Pass, const Tensor& streams, const Tensor& out, Saved&, Attend attend);
   void enter(Context&, const Tensor& streams, GatedResidual&, Site&);
 
   std::optional<NgramMemory> ngram_;

@@ -23,6 +23,8 @@ class GatedAttention {
   void forward(Context&, Pass, int slot, const Tensor& x, const Tensor& y, const Tensor& inv_freq, Saved&);
   // dx[T, C] is overwritten. The indexer's parameters get the gradient of the index loss.
   void backward(Context&, int slot, const Tensor& dy, const Tensor& inv_freq, const Tensor& dx, const Saved&);
+  // Warm-up stage: attention over every block that a query sees. The indexer's parameters get the gradient of the index loss over them.
+  void warmup(Context&, int slot, const Tensor& x, const Tensor& y, const Tensor& inv_freq);
 
  private:
   const CompressedEntries& blocks(const Context&) const;
@@ -34,6 +36,9 @@ class GatedAttention {
   template <typename Function>
   void for_each_run(const Context&, Function) const;
   AttendedBlocks attended(Context&, int slot, int64_t first, int64_t last, int64_t row) const;
+  void project(Context&, const Tensor& x, const Tensor& inv_freq, Saved&);
+  void output(Context&, const Tensor& y, const Saved&);
+  void attend_visible(Context&, int slot, int64_t first, int64_t last, int64_t row, const Tensor& dindex_q, const Tensor& dindex_keys, const Saved&);
   void backward_keys(Context&, const Tensor& dk, const Tensor& dv, const Tensor& inv_freq, const Tensor& dx, const Saved&);
 
   GatedAttentionConfig config_;

@@ -92,7 +92,10 @@ void QwenMtp::evaluate(Context& ctx, const Tensor& streams, const Tensor& inv_fr
     join(ctx, below, i, s);
     {
       const ArenaScope layer_scope(*ctx.saved);
-      layer_.forward(ctx, Pass::evaluate, first_slot_ + i, s.x, s.y, inv_freq, s.layer);
+      if (ctx.stage == Stage::warmup)
+        layer_.warmup(ctx, first_slot_ + i, s.x, s.y, inv_freq);
+      else
+        layer_.forward(ctx, Pass::evaluate, first_slot_ + i, s.x, s.y, inv_freq, s.layer);
     }
     head_.loss(ctx, s.y, s.labels, lm_head_, ctx.sums->mtp);
     below = s.y;

@@ -19,7 +19,7 @@ class QwenMtp {
 
   // Forward, loss and backward of every depth; adds to d, the gradient of streams. Both [T, n, C].
   void train(Context&, Recompute, const Tensor& streams, const Tensor& d, const Tensor& inv_freq);
-  void evaluate(Context&, const Tensor& streams, const Tensor& inv_freq);  // adds to sums.mtp
+  void evaluate(Context&, const Tensor& streams, const Tensor& inv_freq);  // adds to sums.mtp; in the warm-up stage the indexer trains on the way
 
   Moe& moe() { return layer_.moe(); }
   int depths() const { return depths_; }

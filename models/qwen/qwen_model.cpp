@@ -35,8 +35,7 @@ QwenModel::QwenModel(const nlohmann::json& hf_config, const std::string& path, c
 }
 
 void QwenModel::prepare(Context& ctx) {
-  if (ctx.stage == Stage::warmup) throw UserError("model.stage: warmup is not supported for Qwen3.8; expected sparse");
-  if (ctx.ring && ctx.device.is_cuda()) throw UserError("parallel.context: Qwen3.8 spreads a sequence over ranks on the CPU alone; on cuda expected 1");
+  if (ctx.stage == Stage::warmup && ctx.device.is_cuda()) throw UserError("model.stage: warmup of Qwen3.8 runs on the CPU alone; on cuda expected sparse");
   if (has_constants()) return;
   const std::vector<float> frequencies[] = {rope_inverse_frequencies(config_.rope_theta, config_.attention.rope_dim)};
   inv_freq_ = make_constants(ctx, frequencies)[0];
@@ -64,6 +63,7 @@ void QwenModel::embed_backward(Context& ctx, const Tensor& d) {
 
 void QwenModel::train_step(Context& ctx, Recompute recompute) {
   prepare(ctx);
+  if (ctx.stage == Stage::warmup) return warmup_step(ctx);
   const ArenaScope step(*ctx.saved), gradients(*ctx.scratch);
   std::vector<LayerUse> uses(layers_.size());
   Tensor x = embed(ctx);
@@ -101,6 +101,28 @@ void QwenModel::train_step(Context& ctx, Recompute recompute) {
   embed_backward(ctx, d);
 }
 
+void QwenModel::warmup_step(Context& ctx) {
+  const ArenaScope step(*ctx.saved);
+  Tensor x = embed(ctx), y = ctx.saved->allocate(ctx.activation, x.shape());
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const ArenaScope scope(*ctx.saved);
+    store_.open_for_backward(unit(i), unit(i + 1), ctx.stream);
+    layers_[i].warmup(ctx, slots_[i], x, y, inv_freq_);
+    store_.close_after_backward(unit(i), ctx.last_micro_batch, ctx.stream);
+    std::swap(x, y);
+  }
+  head_->loss(ctx, x, ctx.sequence->labels, *lm_head_, ctx.sums->lm);
+  evaluate_mtp(ctx, x);
+}
+
+void QwenModel::evaluate_mtp(Context& ctx, const Tensor& streams) {
+  if (!mtp_) return;
+  const bool trains = ctx.stage == Stage::warmup;
+  trains ? store_.open_for_backward(mtp_->unit(), -1, ctx.stream) : store_.open(mtp_->unit(), -1, ctx.stream);
+  mtp_->evaluate(ctx, streams, inv_freq_);
+  trains ? store_.close_after_backward(mtp_->unit(), ctx.last_micro_batch, ctx.stream) : store_.close(mtp_->unit());
+}
+
 Tensor QwenModel::forward_only(Context& ctx, Tensor x) {
   Tensor y = ctx.saved->allocate(ctx.activation, x.shape());
   for (size_t i = 0; i < layers_.size(); ++i) {
@@ -119,10 +141,7 @@ void QwenModel::evaluate(Context& ctx) {
   const ArenaScope step(*ctx.saved);
   const Tensor x = forward_only(ctx, embed(ctx));
   head_->loss(ctx, x, ctx.sequence->labels, *lm_head_, ctx.sums->lm);
-  if (!mtp_) return;
-  store_.open(mtp_->unit(), -1, ctx.stream);
-  mtp_->evaluate(ctx, x, inv_freq_);
-  store_.close(mtp_->unit());
+  evaluate_mtp(ctx, x);
 }
 
 Tensor QwenModel::logits(Context& ctx, Arena& out) {
@@ -148,6 +167,7 @@ ForwardFlops QwenModel::forward_flops(int64_t tokens) const {
   ForwardFlops f{2.0 * static_cast<double>(num_active_elements()), 0, 0};
   for (bool sparse : config_.sparse_layer) {
     f.attention += sparse ? pair * read : state;
+    f.dense_attention += sparse ? pair * (n + 1) / 2 : state;
     if (sparse) f.selector += score * n / static_cast<double>(2 * x.ratio);
   }
   return f;

@@ -1,5 +1,5 @@
 // Qwen3.8-Flash-Next, text: embedding copied to the residual streams, layers, mixer, LM head; MTP as an option.
-// Runs on the CPU. A vision tower in released files is left out.
+// A vision tower in released files is left out.
 #pragma once
 #include <deque>
 #include <optional>
@@ -20,7 +20,7 @@ class QwenModel : public LayeredModel {
   ForwardFlops forward_flops(int64_t document_tokens) const override;
   float initializer_range() const override { return config_.initializer_range; }
 
-  // Throw UserError for what this family does not do: the warm-up stage, and on CUDA a sequence spread over ranks.
+  // Throw UserError for what this family does not do: the warm-up stage on CUDA.
   void train_step(Context&, Recompute) override;
   void evaluate(Context&) override;
   Tensor logits(Context&, Arena& out) override;
@@ -33,6 +33,8 @@ class QwenModel : public LayeredModel {
     QwenLayer::Saved saved;
   };
   void prepare(Context&);
+  void warmup_step(Context&);
+  void evaluate_mtp(Context&, const Tensor& streams);
   Tensor embed(Context&);
   void embed_backward(Context&, const Tensor& d);
   Tensor forward_only(Context&, Tensor streams);  // behind the last layer

@@ -33,7 +33,7 @@ struct StepCommand {
   }
 };
 
-#ifdef HYSCALE_HAS_CUDA
+// Listed in every build, so that one without CUDA says so by itself.
 struct KernelCommands {
   CLI::App *topk, *dense, *delta, *attention, *loss, *layer;
   int64_t queries = 8192, tokens = 1 << 20;
@@ -58,6 +58,7 @@ struct KernelCommands {
     layer->add_option("--ranks", ranks, "context ranks that share it")->check(CLI::Range(1, 1024))->capture_default_str();
     app.add_flag("--quick", quick, "small cases only");
   }
+#ifdef HYSCALE_HAS_CUDA
   int run(const std::string& json) const {
     if (cuda_device_count() == 0) throw UserError("hyscale-bench needs a CUDA device, and none is usable here");
     std::vector<bench::Row> rows;
@@ -76,8 +77,12 @@ struct KernelCommands {
       if (r.check.starts_with("WRONG")) return 1;
     return 0;
   }
-};
+#else
+  int run(const std::string&) const {
+    throw UserError("this build of hyscale-bench has no CUDA and times whole steps alone (hyscale-bench step); the release preset builds with CUDA where nvcc is present");
+  }
 #endif
+};
 
 int run(int argc, char** argv) {
   std::string json;
@@ -86,18 +91,13 @@ int run(int argc, char** argv) {
   app.fallthrough();  // options may stand behind the subcommand
   app.add_option("--json", json, "also write the table to this file");
   StepCommand step(app);
-#ifdef HYSCALE_HAS_CUDA
   KernelCommands kernels(app);
-#endif
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : 2;
   }
-#ifdef HYSCALE_HAS_CUDA
-  if (!step.app->parsed()) return kernels.run(json);
-#endif
-  return step.run(json);
+  return step.app->parsed() ? step.run(json) : kernels.run(json);
 }
 
 }  // namespace

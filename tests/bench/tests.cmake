@@ -6,3 +6,7 @@ target_link_libraries(bench_ops PRIVATE hyscale_kernels hyscale_test_support ben
 hyscale_test(test_step_bench SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_step_bench.cpp DEPENDS hyscale_train)
 target_compile_definitions(test_step_bench PRIVATE HYSCALE_TOOLS="$<TARGET_FILE_DIR:hyscale-train>" HYSCALE_MPIRUN="${MPIEXEC_EXECUTABLE}")
 add_dependencies(test_step_bench hyscale-bench)
+if(NOT HYSCALE_HAS_CUDA)
+  add_test(NAME hyscale_bench.kernels_need_a_build_with_cuda COMMAND hyscale-bench topk)
+  set_tests_properties(hyscale_bench.kernels_need_a_build_with_cuda PROPERTIES PASS_REGULAR_EXPRESSION "this build of hyscale-bench has no CUDA")
+endif()

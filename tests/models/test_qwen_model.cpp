@@ -80,9 +80,39 @@ TEST(QwenConfig, RefusesWhatItDoesNotCompute) {
   refused("rope_parameters", {{"rope_type", "yarn"}, {"rope_theta", 1e4}, {"partial_rotary_factor", 0.5}}, "rope_type");
   refused("eos_token_id", nullptr, "\"eos_token_id\" is missing");
   EXPECT_THROW(make_model(ngram_config(), "config.json", {.mtp = true}), UserError);
-  StepOptions warmup = run_options();
-  warmup.stage = Stage::warmup;
-  EXPECT_THROW(train_once(*make_random(plain_config()), warmup, {sequence({8})}), UserError);
+}
+
+TEST(QwenModel, WarmupTrainsIndexersOnly) {
+  const auto model = make_random(mtp_config(), {.mtp = true});
+  StepOptions o = run_options();
+  o.stage = Stage::warmup;
+  const TrainResult r = train_once(*model, o, {sequence({133, 20})});
+  EXPECT_GT(r.losses.index, 0);
+  EXPECT_EQ(r.selector_calls, 0);
+  for (const Parameter& p : model->parameters().all()) {
+    if (!p.grad.defined()) continue;
+    double norm = 0;
+    for (int64_t i = 0; i < p.grad.elements(); ++i) norm += double{p.grad.f32()[i]} * p.grad.f32()[i];
+    EXPECT_EQ(norm > 0, p.group == ParameterGroup::indexer) << p.name;
+  }
+}
+
+// Documents of more queries than are listed at a time, and with tails behind their last block.
+TEST(QwenModel, WarmupEqualsTheSparseStageWhenEverythingIsSelected) {
+  nlohmann::json c = ngram_config();
+  c["indexer_budget"] = 256;  // tokens; documents are shorter
+  const auto dense = make_random(c), sparse = make_random(c);
+  StepOptions o = run_options();
+  const std::vector<HostSequence> s{sequence({150, 14, 3})};
+  const TrainResult b = train_once(*sparse, o, s);
+  o.stage = Stage::warmup;
+  const TrainResult a = train_once(*dense, o, s);
+  EXPECT_NEAR(a.losses.lm, b.losses.lm, 1e-5 * b.losses.lm);
+  EXPECT_NEAR(a.losses.index, b.losses.index, 1e-5 * b.losses.index);
+  for (const Parameter& p : dense->parameters().all())
+    if (p.group == ParameterGroup::indexer) {
+      EXPECT_CLOSE(p.grad, test::doubles(sparse->parameters().find(p.name)->grad), 1e-4);
+    }
 }
 
 TEST(QwenModel, RecomputeReplayAndStorageChangeNoBit) {

@@ -1,6 +1,6 @@
 // Every way to lay a step out over ranks against the same step on one rank: loss, gradient norm, every gradient, selections,
 // expert loads and bytes sent. Runs on whatever world it is launched in; exit code 1 names what differs.
-//   layout_check [--family deepseek_v4|qwen_qsa_ple] [--device cuda] [--losses 1e-6] [--gradients 1e-5] [--total-gradient 1e-5] [--own-selections] [--smooth]
+//   layout_check [--family deepseek_v4|qwen_qsa_ple] [--device cuda] [--losses 1e-6] [--gradients 1e-5] [--total-gradient 1e-5] [--own-selections] [--smooth] [--wide]
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
@@ -94,17 +94,18 @@ struct Outcome {
 struct Subject {
   nlohmann::json config;
   int mtp_depths = 1;
-  bool warms_up = false;  // has a warm-up stage
+  bool warms_up = false, warms_up_on_cuda = false;  // has a warm-up stage
 };
 Subject subject(const std::string& family) {
   Subject s{read_hf_config(concat("tests/goldens/", family, "/config.json"))};
   s.config["num_nextn_predict_layers"] = 1;
   if (s.config.contains("swiglu_limit")) s.config["swiglu_limit"] = 100;  // a gate within rounding of its limit would make gradients jump
   s.config["mtp_num_hidden_layers"] = 1;  // as Qwen3.8 calls it
+  s.warms_up = s.config.contains("num_experts");  // Qwen3.8
   if (family != "glm51") return s;
   s.config["index_share_for_mtp_iteration"] = false;
   s.mtp_depths = 2;
-  s.warms_up = true;
+  s.warms_up = s.warms_up_on_cuda = true;
   return s;
 }
 
@@ -255,7 +256,7 @@ int check_layouts(const MpiEnvironment& mpi, const Subject& subject, Device devi
   for (const Case& c : kCases) {
     std::map<std::tuple<uint64_t, Stage, bool>, Outcome> references;
     for (const Layout& layout : kLayouts) {
-      if (layout.sizes.world() != ranks || (layout.stage == Stage::warmup && !subject.warms_up)) continue;
+      if (layout.sizes.world() != ranks || (layout.stage == Stage::warmup && !(device.is_cuda() ? subject.warms_up_on_cuda : subject.warms_up))) continue;
       for (uint64_t number = 0;; ++number) {
         const std::vector<HostSequence> sequences = draw(c, number);
         const auto key = std::tuple{number, layout.stage, layout.recompute == Recompute::layer};
@@ -288,12 +289,13 @@ int main(int argc, char** argv) {
   MpiEnvironment mpi(&argc, &argv);
   CLI::App app{"Compares layouts of ranks."};
   std::string device = "cpu", family = "glm51";
-  bool smooth = false;
+  bool smooth = false, wide = false;
   Tolerances tolerances;
   bool own_selections = false;
   app.add_option("--device", device)->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--family", family, "a folder of tests/goldens whose config.json is the model");
   app.add_flag("--smooth", smooth, "everything is selected and every expert chosen: no choice can fall otherwise in another layout");
+  app.add_flag("--wide", wide, "linear attention with heads of 128, which tensor cores take");
   app.add_option("--losses", tolerances.losses);
   app.add_option("--gradients", tolerances.gradients, "of every parameter");
   app.add_option("--total-gradient", tolerances.total_gradient, "of all parameters together");
@@ -302,9 +304,11 @@ int main(int argc, char** argv) {
   tolerances.same_selections = !own_selections;
   try {
     Subject s = subject(family);
+    if (wide) s.config["linear_key_head_dim"] = s.config["linear_value_head_dim"] = 128;
     if (smooth) {
-      s.config["index_topk"] = 1024;
-      s.config["num_experts_per_tok"] = s.config.at("n_routed_experts");
+      const bool qwen = s.config.contains("num_experts");  // which counts selected tokens, not blocks
+      s.config[qwen ? "indexer_budget" : "index_topk"] = 1024;
+      s.config["num_experts_per_tok"] = s.config.at(qwen ? "num_experts" : "n_routed_experts");
     }
     return check_layouts(mpi, s, device == "cuda" ? Device{DeviceType::cuda, 0} : Device{}, tolerances);
   } catch (const std::exception& e) {

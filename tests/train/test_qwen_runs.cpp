@@ -60,11 +60,19 @@ TEST(QwenRuns, PlansWithoutRunning) {
   EXPECT_FALSE(fs::exists(t / "run"));
 }
 
-TEST(QwenRuns, RefusesTheWarmupStage) {
+TEST(QwenRuns, WarmupLeavesTheTrunkAloneAndHandsItsWeightsOver) {
   const TinyRun t;
-  const auto warmup = run(t.into("warmup", qwen({"--set", "model.stage=warmup", "--set", "train.recompute=none"})));
-  EXPECT_NE(warmup.code, 0);
-  EXPECT_CONTAINS(warmup.output, "model.stage: warmup is not supported for Qwen3.8; expected sparse");
+  ASSERT_EQ(run(t.into("start", qwen({"--set", "train.steps=1", "--set", "optimizer.lr=0"}))).code, 0);
+  const std::string weights = t / "start/step-00000001/model";
+  const auto warm = run(t.into("warm", qwen({"--set", "model.weights=" + weights, "--set", "model.stage=warmup", "--set", "train.recompute=none", "--set", "train.steps=4"})));
+  ASSERT_EQ(warm.code, 0) << warm.output;
+  const SafetensorsReader before(weights + "/model.safetensors"), after(t / "warm/step-00000004/model/model.safetensors");
+  for (const auto& [name, info] : before.tensors())
+    if (info.dtype != "I64") {
+      EXPECT_EQ(before.read_f32(name) == after.read_f32(name), !test::contains(name, ".indexer.")) << name;
+    }
+  const auto sparse = run(t.into("sparse", qwen({"--set", "model.weights=" + (t / "warm/step-00000004/model"), "--set", "train.steps=2"})));
+  EXPECT_EQ(sparse.code, 0) << sparse.output;
 }
 
 }  // namespace

@@ -47,19 +47,20 @@ TEST(GemmCuda, BatchesOfStridedHeadsAndASharedOperand) {
   EXPECT_AS_ON_CPU(z, test::kBf16);
 }
 
-void expect_groups_as_on_cpu(int64_t n, int64_t k, std::vector<int32_t> offsets, int64_t rows) {
-  SCOPED_TRACE(concat("n ", n, ", k ", k, ", ", rows, " rows"));
+void expect_groups_as_on_cpu(DType type, int64_t n, int64_t k, std::vector<int32_t> offsets, int64_t rows) {
+  SCOPED_TRACE(concat(dtype_name(type), ", n ", n, ", k ", k, ", ", rows, " rows"));
   const int64_t experts = static_cast<int64_t>(offsets.size()) - 1, used = offsets.back();
-  const Both at = as_is(test::ints({experts + 1}, offsets)), x = test::in_bf16(test::random({rows, k}, 1)), w = test::in_bf16(test::random({experts, n, k}, 2));
-  const Both dy = test::in_bf16(test::random({rows, n}, 3)), y = test::in_bf16(test::filled({rows, n}, 7)), dx = test::in_bf16(test::filled({rows, k}, 7));
+  const Both at = as_is(test::ints({experts + 1}, offsets)), x(test::random({rows, k}, 1), type), w(test::random({experts, n, k}, 2), type);
+  const Both dy(test::random({rows, n}, 3), type), y(test::filled({rows, n}, 7), type), dx(test::filled({rows, k}, 7), type);
   const Both dw = as_is(test::filled({experts, n, k}, 1));
   test::on_both([&](Device d) {
     grouped_gemm_forward({x[d], w[d], y[d], at[d], {}});
     grouped_gemm_dgrad({dx[d], w[d], dy[d], at[d], {}});
     grouped_gemm_wgrad({x[d], dw[d], dy[d], at[d], {}});
   });
-  EXPECT_AS_ON_CPU(y, test::kBf16);
-  EXPECT_AS_ON_CPU(dx, test::kBf16);
+  const double tolerance = type == DType::bf16 ? test::kBf16 : test::kF32;
+  EXPECT_AS_ON_CPU(y, tolerance);
+  EXPECT_AS_ON_CPU(dx, tolerance);
   EXPECT_AS_ON_CPU(dw, test::kF32);
   const HostTensor left_alone = y.download();
   for (int64_t i = used * n; i < rows * n; ++i) ASSERT_EQ(left_alone[i], 7) << "row " << i / n << " of " << used;
@@ -67,12 +68,14 @@ void expect_groups_as_on_cpu(int64_t n, int64_t k, std::vector<int32_t> offsets,
 
 TEST(GroupedGemmCuda, GroupsOfEverySize) {
   SKIP_WITHOUT_CUDA();
-  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{8, 8}, {136, 72}, {128, 256}, {256, 256}, {520, 328}}) {
-    expect_groups_as_on_cpu(n, k, {0, 0, 0}, 0);
-    expect_groups_as_on_cpu(n, k, {0, 1}, 1);
-    expect_groups_as_on_cpu(n, k, {0, 0, 6, 7, 11}, 13);
-    expect_groups_as_on_cpu(n, k, {0, 128, 128, 257, 300}, 300);
-  }
+  for (DType type : {DType::bf16, DType::f32})
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{8, 8}, {136, 72}, {128, 256}, {256, 256}, {520, 328}}) {
+      expect_groups_as_on_cpu(type, n, k, {0, 0, 0}, 0);
+      expect_groups_as_on_cpu(type, n, k, {0, 1}, 1);
+      expect_groups_as_on_cpu(type, n, k, {0, 0, 6, 7, 11}, 13);
+      expect_groups_as_on_cpu(type, n, k, {0, 128, 128, 257, 300}, 300);
+    }
+  expect_groups_as_on_cpu(DType::f32, 9, 5, {0, 3, 7}, 8);
 }
 
 TEST(GroupedGemmCuda, WidthsThatDoNotFitAreNamed) {

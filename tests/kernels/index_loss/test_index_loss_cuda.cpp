@@ -74,6 +74,7 @@ void expect_as_reference(const Case& c) {
 TEST(IndexLossCuda, IsAsTheReference) {
   if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
   for (const Case& c : {Case{7, 4, 16, 50, 12, true}, Case{7, 32, 128, 300, 200, true}, Case{7, 4, 128, 300, 67, false}, Case{0, 4, 16, 50, 12, true},
+                        Case{13, 4, 128, 5000, 512, false}, Case{7, 8, 128, 600, 513, true}, Case{9, 3, 128, 40, 35, true}, Case{7, 12, 128, 300, 67, true},
                         Case{13, 32, 128, 5000, 2048, true}, Case{9, 32, 128, 700, 130, false}, Case{7, 64, 128, 3000, 512, true}, Case{7, 64, 128, 90, 65, true}})
     expect_as_reference(c);
 }

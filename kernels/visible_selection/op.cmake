@@ -1,0 +1,1 @@
+hyscale_op(visible_selection SOURCES visible_selection.cpp)
