@@ -51,21 +51,24 @@ __global__ void __launch_bounds__(kThreads, 1) flash_topk_kernel(const __grid_co
     s.tail[q] = s.head[q] = s.finished[q] = 0;
   }
   __syncthreads();
-  const bool keeper = threadIdx.x < 32 + 32 * Form::kKeepers;
-  if (threadIdx.x >= 256) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Form::kScorerRegisters));
-    topk::Scorer<Form>{s, p}.run();
-  } else if (Form::kByColumns && threadIdx.x >= 128) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Form::kSecondRegisters));
-    keeper ? topk::Keeper<Form>{s, p}.run() : topk::Selector<Form>{s, p}.run();
-  } else {  // with the fewer registers no selectors
+  constexpr int kFirstBranch = Form::kByColumns ? 128 : 256;
+  if (threadIdx.x < kFirstBranch) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Form::kFirstRegisters));
     if (threadIdx.x < 32)
       topk::Loader<Form>{s, p, &q_map, &key_map}.run();
-    else if (Form::kByColumns || keeper)
+    else if (Form::kByColumns || threadIdx.x < 32 + 32 * Form::kKeepers)
       topk::Keeper<Form>{s, p}.run();
     else
       topk::Selector<Form>{s, p}.run();
+  } else if (threadIdx.x < 256) {  // where the first warps have few registers; selectors need more
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Form::kSecondRegisters));
+    if (threadIdx.x < 32 + 32 * Form::kKeepers)
+      topk::Keeper<Form>{s, p}.run();
+    else
+      topk::Selector<Form>{s, p}.run();
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Form::kScorerRegisters));
+    topk::Scorer<Form>{s, p}.run();
   }
 }
 
