@@ -26,7 +26,7 @@ struct Form {
   static constexpr int kSlotsTogether = kQueries == 64 || kByColumns ? 1 : 2;  // that a keeper looks at in one go
   // Per thread, of warps 0 to 3, 4 to 7 and the scorers.
   static constexpr int kFirstRegisters = kByColumns ? 48 : 96, kSecondRegisters = 96, kScorerRegisters = 256 - (kFirstRegisters + kSecondRegisters) / 2;
-  static_assert(!kByColumns || kKeepers >= 3);
+  static_assert(!kByColumns || kKeepers >= 3);  // no selectors among warps 0 to 3
   static_assert(kRowBytes % 128 == 0 && kSlots % kSlotsTogether == 0);
 };
 

@@ -18,8 +18,8 @@ template <typename Form>
 __device__ __forceinline__ float odd_relu(float x) { return Form::kScaled ? x + fabsf(x) : relu(x); }
 
 // Warpgroups take turns: one multiplies while the other adds up heads. Where half of the columns holds one query of a thread, a
-// group takes one half for both 64 keys of a tile, and the weights of that query stay in registers; else it takes 64 keys for
-// both halves. The tensor cores alone take three quarters of what shared memory can deliver, so weights read anew would hold them up.
+// group takes one half for both sets of 64 keys of a tile, and the weights of that query stay in registers; else it takes 64 keys for
+// both halves. Products from shared memory take three quarters of what it delivers; weights that are read anew compete for the rest.
 template <typename Form>
 struct Scorer {
   using SharedMemory = Shared<Form>;
