@@ -32,7 +32,6 @@ using topk::kKeyTile;
 using topk::Problem;
 
 constexpr int kThreads = 512;  // warps 0: loader, then keepers, selectors to 7, 8-15: scorers
-constexpr int kRegisters = 96, kScorerRegisters = 160;  // per thread
 
 template <typename Form>
 __global__ void __launch_bounds__(kThreads, 1) flash_topk_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap key_map, const __grid_constant__ Problem p) {
@@ -41,7 +40,7 @@ __global__ void __launch_bounds__(kThreads, 1) flash_topk_kernel(const __grid_co
   auto& s = *reinterpret_cast<SharedMemory*>(raw);
   if (threadIdx.x == 0) {
     for (int i = 0; i < Form::kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], 2);
-    for (int i = 0; i < Form::kSlots; ++i) barrier_init(&s.slot_full[i], 4), barrier_init(&s.slot_empty[i], Form::kKeepers);
+    for (int i = 0; i < Form::kSlots; ++i) barrier_init(&s.slot_full[i], Form::kByColumns ? 8 : 4), barrier_init(&s.slot_empty[i], Form::kKeepers);
     for (int i = 0; i < 2; ++i) barrier_init(&s.task_full[i], 1), barrier_init(&s.task_empty[i], 15);
     barrier_init(&s.q_full, 1);
     barrier_init(&s.q_empty, 2);
@@ -52,16 +51,23 @@ __global__ void __launch_bounds__(kThreads, 1) flash_topk_kernel(const __grid_co
     s.tail[q] = s.head[q] = s.finished[q] = 0;
   }
   __syncthreads();
-  if (threadIdx.x < 256) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  constexpr int kFirstBranch = Form::kByColumns ? 128 : 256;
+  if (threadIdx.x < kFirstBranch) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Form::kFirstRegisters));
     if (threadIdx.x < 32)
       topk::Loader<Form>{s, p, &q_map, &key_map}.run();
-    else if (threadIdx.x < 32 + 32 * Form::kKeepers)
+    else if (Form::kByColumns || threadIdx.x < 32 + 32 * Form::kKeepers)
+      topk::Keeper<Form>{s, p}.run();
+    else
+      topk::Selector<Form>{s, p}.run();
+  } else if (threadIdx.x < 256) {  // where the first warps have few registers; selectors need more
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Form::kSecondRegisters));
+    if (threadIdx.x < 32 + 32 * Form::kKeepers)
       topk::Keeper<Form>{s, p}.run();
     else
       topk::Selector<Form>{s, p}.run();
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kScorerRegisters));
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Form::kScorerRegisters));
     topk::Scorer<Form>{s, p}.run();
   }
 }

@@ -17,19 +17,24 @@ __device__ __forceinline__ float relu(float x) {
 template <typename Form>
 __device__ __forceinline__ float odd_relu(float x) { return Form::kScaled ? x + fabsf(x) : relu(x); }
 
-// Warpgroups take turns: one multiplies 64 keys of a tile while the other adds up heads.
+// Warpgroups take turns: one multiplies while the other adds up heads. Where half of the columns holds one query of a thread, a
+// group takes one half for both sets of 64 keys of a tile, and the weights of that query stay in registers; else it takes 64 keys for
+// both halves. Products from shared memory take three quarters of what it delivers; weights that are read anew compete for the rest.
 template <typename Form>
 struct Scorer {
   using SharedMemory = Shared<Form>;
   static constexpr int kQueries = Form::kQueries, kPerRow = kQueries / 4;  // queries of a thread, for each of its two rows
   static constexpr int kHeads = Form::kHeads;
+  static constexpr bool kByColumns = Form::kByColumns;
+  using Weights = float4[kByColumns ? kHeads / 4 : 1];
+  using Sums = float[kPerRow][2][2];  // of a thread's queries, rows, even and odd heads
   SharedMemory& s;
   const Problem& p;
 
   __device__ __forceinline__ void run() {
     Turn<Form::kStages> stage;
     Turn<Form::kSlots> slot;
-    slot.at = group();
+    if (!kByColumns) slot.at = group();
     if (group() == 1) named_arrive(1, 256);
 #pragma unroll 1
     for (uint32_t number = 0;; ++number) {
@@ -37,10 +42,13 @@ struct Scorer {
       const auto& task = s.tasks[number & 1];
       const int num_tiles = task.num_tiles;
       if (num_tiles < 0) break;
+      Weights weights;
+#pragma unroll
+      for (int h = 0; h < (kByColumns ? kHeads : 0); h += 4) weights[h / 4] = load_weights(task, group(), h);
       barrier_wait(&s.q_full, number & 1);
 #pragma unroll 1
       for (int i = 0; i < num_tiles; ++i) {
-        score(task, (task.first_tile + i) * kKeyTile, stage, slot, i == num_tiles - 1);
+        score(task, weights, (task.first_tile + i) * kKeyTile, stage, slot, i == num_tiles - 1);
         stage.advance(1);
         slot.advance(2);
       }
@@ -48,40 +56,38 @@ struct Scorer {
     }
     if (group() == 0) named_sync(1, 256);
   }
-  // 64 keys, two halves of the columns: the first one's heads are added while the second is multiplied.
-  __device__ __forceinline__ void score(const Task<Form>& task, int first_key, const Turn<Form::kStages>& stage, const Turn<Form::kSlots>& slot, bool last) {
-    float d[2][64], sums[kPerRow][2][2], scale[2];
-    load_scales(scale, first_key);
+  // Two products: the first one's heads are added while the second is multiplied.
+  __device__ __forceinline__ void score(const Task<Form>& task, const Weights& weights, int first_key, const Turn<Form::kStages>& stage, const Turn<Form::kSlots>& slot, bool last) {
+    float d[2][64], scale[2][2];
+    Sums sums;
+    load_scales(scale[0], first_key, kByColumns ? 0 : group());
+    if (kByColumns) load_scales(scale[1], first_key, 1);
     barrier_wait(&s.full[stage.at], stage.parity);
     named_sync(1 + group(), 256);  // this group's turn
     wgmma_begin();
-    multiply(d[0], stage, 0);
-    wgmma_commit();
-    multiply(d[1], stage, 1);
-    wgmma_commit();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      kByColumns ? multiply(d[i], stage, i, group()) : multiply(d[i], stage, group(), i);
+      wgmma_commit();
+    }
     named_arrive(1 + (1 - group()), 256);
     wgmma_wait<1>();
     pin(d[0]);
-    add_heads(d[0], task, 0, sums);
+    add_heads(d[0], task, weights, 0, sums);
+    if (kByColumns) put_scores(sums, scale[0], slot.at, slot.parity);
     wgmma_wait<0>();
     pin(d[1]);
     if (threadIdx.x % 128 == 0) {
       barrier_arrive(&s.empty[stage.at]);
       if (last) barrier_arrive(&s.q_empty);
     }
-    add_heads(d[1], task, 1, sums);
-    barrier_wait(&s.slot_empty[slot.at], slot.parity ^ 1);
-#pragma unroll
-    for (int q = 0; q < kPerRow; ++q)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) s.slots[slot.at][4 * q + threadIdx.x % 4][row() + 8 * r] = fmaf(fmaf(sums[q][r][1], Form::kScaled ? 0.5f : 1.0f, sums[q][r][0]), scale[r], 0.0f);  // never -0
-    __syncwarp();
-    if (lane_id() == 0) barrier_arrive(&s.slot_full[slot.at]);
+    add_heads(d[1], task, weights, 1, sums);
+    kByColumns ? put_scores(sums, scale[1], slot.at + 1, slot.parity) : put_scores(sums, scale[0], slot.at, slot.parity);
   }
-  __device__ __forceinline__ void multiply(float (&d)[64], const Turn<Form::kStages>& stage, int half) {
+  __device__ __forceinline__ void multiply(float (&d)[64], const Turn<Form::kStages>& stage, int keys, int half) {
 #pragma unroll
     for (int step = 0; step < Form::kRowBytes / 32; ++step) {
-      const uint64_t a = row_descriptor(shared_address(s.keys[stage.at][step / 4]) + group() * kTileBytes) + step % 4 * 2;
+      const uint64_t a = row_descriptor(shared_address(s.keys[stage.at][step / 4]) + keys * kTileBytes) + step % 4 * 2;
       const uint64_t b = row_descriptor(shared_address(s.q[step / 4]) + half * 2 * kTileBytes) + step % 4 * 2;
       if constexpr (Form::kScaled)
         step == 0 ? wgmma_n128_e4m3_first(d, a, b) : wgmma_n128_e4m3(d, a, b);
@@ -89,18 +95,24 @@ struct Scorer {
         step == 0 ? wgmma_n128_first(d, a, b) : wgmma_n128<0, 0>(d, a, b, 1);
     }
   }
-  // Of this thread's two keys. They arrive while the products run.
-  __device__ __forceinline__ void load_scales(float (&scale)[2], int first_key) const {
+  // Of this thread's two among 64 keys. They arrive while the products run.
+  __device__ __forceinline__ void load_scales(float (&scale)[2], int first_key, int keys) const {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) scale[r] = Form::kScaled ? __ldg(p.key_scales + min(int64_t{first_key} + group() * kSlotKeys + row() + 8 * r, p.num_keys - 1)) : 1;
+    for (int r = 0; r < 2; ++r) scale[r] = Form::kScaled ? __ldg(p.key_scales + min(int64_t{first_key} + keys * kSlotKeys + row() + 8 * r, p.num_keys - 1)) : 1;
+  }
+  // Of four heads of one of the thread's queries.
+  static __device__ __forceinline__ float4 load_weights(const Task<Form>& task, int q, int h) {
+    if constexpr (Form::kWeighted)
+      return *reinterpret_cast<const float4*>(&task.weights[4 * q + threadIdx.x % 4][h]);
+    else
+      return make_float4(1, 1, 1, 1);
   }
   // d: a thread's products of its two rows with half of the columns, pairs of heads by row.
-  __device__ __forceinline__ void add_heads(const float (&d)[64], const Task<Form>& task, int half, float (&sums)[kPerRow][2][2]) {
+  __device__ __forceinline__ void add_heads(const float (&d)[64], const Task<Form>& task, const Weights& weights, int half, Sums& sums) {
 #pragma unroll
     for (int i = 0; i < 32; i += 4) {
-      const int q = (half * 32 + i) / kHeads, h = (half * 32 + i) % kHeads;
-      float4 w = make_float4(1, 1, 1, 1);
-      if constexpr (Form::kWeighted) w = *reinterpret_cast<const float4*>(&task.weights[4 * q + threadIdx.x % 4][h]);
+      const int q = kByColumns ? 0 : (half * 32 + i) / kHeads, h = (half * 32 + i) % kHeads;
+      const float4 w = kByColumns ? weights[h / 4] : load_weights(task, q, h);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         auto& sum = sums[q][r];
@@ -111,6 +123,16 @@ struct Scorer {
         sum[1] = fmaf(odd_relu<Form>(d[at + 5]), w.w, sum[1]);
       }
     }
+  }
+  __device__ __forceinline__ void put_scores(const Sums& sums, const float (&scale)[2], int slot, int parity) {
+    barrier_wait(&s.slot_empty[slot], parity ^ 1);
+    const int first = kByColumns ? group() : 0;
+#pragma unroll
+    for (int q = 0; q < (kByColumns ? 1 : kPerRow); ++q)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) s.slots[slot][4 * (first + q) + threadIdx.x % 4][row() + 8 * r] = fmaf(fmaf(sums[q][r][1], Form::kScaled ? 0.5f : 1.0f, sums[q][r][0]), scale[r], 0.0f);  // never -0
+    __syncwarp();
+    if (lane_id() == 0) barrier_arrive(&s.slot_full[slot]);
   }
   static __device__ __forceinline__ int row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
   static __device__ __forceinline__ int group() { return threadIdx.x / 128 - 2; }
