@@ -100,9 +100,13 @@ struct StagePlace {
 };
 StagePlace stage_of_step(const Config&, int64_t step);  // steps are counted from 1
 
-// Reads a YAML file strictly and applies overrides "a.b=value" on top. Throws UserError "file:line: key: ..." (or naming
-// the override) for unknown, duplicate, missing and mistyped keys, values out of range and combinations that cannot work.
-Config read_config(const std::string& path, const std::vector<std::string>& overrides = {});
+// Which of the files that a configuration names must exist: none, the model's config.json, or all that a run reads.
+enum class Inputs { named, model, all };
+
+// Reads a YAML file strictly and applies overrides "a.b=value" on top. Throws UserError "file:line: key: ..." (or naming the
+// override) for unknown, duplicate, missing and mistyped keys, values out of range, combinations that cannot work, and inputs
+// that do not exist.
+Config read_config(const std::string& path, const std::vector<std::string>& overrides = {}, Inputs inputs = Inputs::named);
 
 // The effective configuration as YAML that read_config accepts.
 std::string config_yaml(const Config&);

@@ -113,7 +113,11 @@ void write_text_file(const std::string& path, const std::string& text) {
   file.write(text.data(), text.size());
   file.sync();
   file.close();
-  if (::rename(temporary.c_str(), path.c_str()) != 0) fail(path, "rename into place");
+  rename_file(temporary, path);
+}
+
+void rename_file(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) fail(to, "rename into place");
 }
 
 void sync_directory(const std::string& path) {

@@ -46,7 +46,7 @@ bool launched_with_ranks() {
 
 int train_as_rank(const Config& config, const std::string& resume, Device device, ProcessGroups groups) {
   if (groups.hosts->rank() == 0) std::cout << "# effective configuration\n" << config_yaml(config) << std::flush;
-  install_stop_signals();
+  install_stop_signals(groups.hosts->rank() == 0);
   return static_cast<int>(Trainer(config, resume, device, groups).run());
 }
 
@@ -80,7 +80,7 @@ int run(int argc, char** argv) {
   app.add_option("--cluster", cluster, "with --plan: estimate the time of a step on a cluster, e.g. h20x512");
   app.add_flag("--config-reference", reference, "print all configuration keys as Markdown");
   app.footer("Exit codes: 0 done; 1 internal error; 2 configuration, file or data; 3 --plan: does not fit; 4 too many non-finite\n"
-             "steps; 5 a spike that guard stops at; 6 train.overfit_loss not reached; 75 stopped by SIGINT, SIGTERM or SIGUSR1 after saving a checkpoint (continue with --resume latest).");
+             "steps; 5 a spike that guard stops at; 6 train.overfit_loss not reached; 75 stopped by SIGINT, SIGTERM, SIGUSR1 or SIGHUP after saving a checkpoint (continue with --resume latest).");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
@@ -91,7 +91,7 @@ int run(int argc, char** argv) {
     return 0;
   }
   if (config_path.empty()) throw UserError("--config FILE is missing; see --help");
-  const Config config = read_config(config_path, overrides);
+  const Config config = read_config(config_path, overrides, plan ? Inputs::model : Inputs::all);
   if (!cluster.empty() && !plan) throw UserError("--cluster acts only with --plan");
   if (plan) {
     const Plan p = make_plan(config);

@@ -1,5 +1,6 @@
 // What every program does with errors: the message to stderr, and the exit code of its kind.
 #pragma once
+#include <csignal>
 #include <cstdio>
 #include <new>
 
@@ -9,6 +10,7 @@ namespace hyscale {
 
 template <typename Function>
 int guarded_main(const char* program, Function function) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that grows beyond a limit (ulimit -f) fails to be written, with its name
   try {
     return function();
   } catch (const UserError& e) {

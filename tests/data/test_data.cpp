@@ -182,6 +182,28 @@ TEST(BuildDataset, FoldersJsonLinesEmptyAndBinaryFiles) {
   EXPECT_CONTAINS(error_of([&] { build_dataset({{f / "nothing"}, f / "o"}, *make_tokenizer("byte")); }), "nothing: does not exist");
 }
 
+// What a run has open, or the only copy that there is.
+TEST(BuildDataset, AnOlderDataSetStaysWholeUntilTheNewOneIs) {
+  const TemporaryFolder f;
+  const auto tokens_of = [](const IndexedDataset& d) {
+    std::vector<int32_t> ids(static_cast<size_t>(d.document_tokens(0)));
+    d.read(0, 0, d.document_tokens(0), 257, ids.data());
+    return ids;
+  };
+  test::write_file(f / "old.txt", "first");
+  test::write_file(f / "new.txt", "2nd");
+  build_dataset({{f / "old.txt"}, f / "set"}, *make_tokenizer("byte"));
+  const IndexedDataset open(f / "set");
+  const std::vector<int32_t> first = tokens_of(open);
+  test::write_file(f / "bad.jsonl", "{\"text\": \"x\"}\n{\n");
+  EXPECT_CONTAINS(error_of([&] { build_dataset({{f / "bad.jsonl"}, f / "set"}, *make_tokenizer("byte")); }), "bad.jsonl:2");
+  EXPECT_FALSE(fs::exists(f / "set.bin.partial"));
+  EXPECT_EQ(tokens_of(IndexedDataset(f / "set")), first);
+  build_dataset({{f / "new.txt"}, f / "set"}, *make_tokenizer("byte"));
+  EXPECT_EQ(tokens_of(open), first);
+  EXPECT_EQ(tokens_of(IndexedDataset(f / "set")), (std::vector<int32_t>{'2', 'n', 'd', 256}));
+}
+
 TEST(BuildDataset, ValidationTakesItsShareOfDocuments) {
   const TemporaryFolder f;
   std::string lines;
