@@ -111,6 +111,10 @@ Config read_config(const std::string& path, const std::vector<std::string>& over
 // The effective configuration as YAML that read_config accepts.
 std::string config_yaml(const Config&);
 
+// The keys at which a configuration differs from an earlier effective one (config_yaml), each as "key now (was then)". Throws
+// UserError naming `file` where the earlier one is no YAML.
+std::vector<std::string> config_changes(const std::string& earlier, const std::string& file, const Config&);
+
 // Reference of all keys, as Markdown.
 std::string config_reference();
 

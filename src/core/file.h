@@ -31,7 +31,8 @@ class File {
 };
 
 // All bytes of a file without a copy: the system reads pages as they are used, may drop them again, and shares them among the
-// processes of a host. The file must not be shortened in the meantime; files that are replaced by renaming are safe.
+// processes of a host. Files that are replaced by renaming stay as they were mapped; where a file is shortened or its disk
+// fails, reading ends the process with code 2 and the file's name (SIGBUS).
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);

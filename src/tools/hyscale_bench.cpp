@@ -87,6 +87,7 @@ struct KernelCommands {
 int run(int argc, char** argv) {
   std::string json;
   CLI::App app{"Times training steps, and kernels in builds with CUDA, and checks their results."};
+  add_version(app, "hyscale-bench");
   app.require_subcommand(1);
   app.fallthrough();  // options may stand behind the subcommand
   app.add_option("--json", json, "also write the table to this file");

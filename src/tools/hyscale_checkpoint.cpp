@@ -57,6 +57,7 @@ void export_model(const std::string& path, const std::string& output, const std:
 
 int run(int argc, char** argv) {
   CLI::App app{"Inspects, verifies and exports checkpoints."};
+  add_version(app, "hyscale-checkpoint");
   app.require_subcommand(1);
   std::string path, output, dtype = "same";
   bool tensors = false;

@@ -47,6 +47,7 @@ void inspect(const std::string& prefix, int64_t show, const std::string& tokeniz
 
 int run(int argc, char** argv) {
   CLI::App app{"Builds and inspects token data sets (Megatron's .bin/.idx)."};
+  add_version(app, "hyscale-data");
   app.require_subcommand(1);
   BuildOptions build;
   std::string tokenizer = "byte", end_of_document, prefix, decoder;

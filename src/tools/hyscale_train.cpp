@@ -73,6 +73,7 @@ int run(int argc, char** argv) {
   std::vector<std::string> overrides;
   bool plan = false, reference = false;
   CLI::App app{"Trains a language model with learned sparse attention."};
+  add_version(app, "hyscale-train");
   app.add_option("--config", config_path, "YAML configuration (keys: --config-reference, docs/config.md)");
   app.add_option("--set", overrides, "section.key=value: overrides a key of the configuration; may be repeated")->expected(1)->take_all();
   app.add_option("--resume", resume, "a checkpoint folder, or 'latest' of checkpoint.directory (starts anew where there is none)");

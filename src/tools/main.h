@@ -1,12 +1,18 @@
-// What every program does with errors: the message to stderr, and the exit code of its kind.
+// What every program does: errors go to stderr with the exit code of their kind, and --version says what was built.
 #pragma once
+#include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
 #include <new>
 
 #include "core/error.h"
+#include "core/memory.h"
 
 namespace hyscale {
+
+inline void add_version(CLI::App& app, const char* program) {
+  app.set_version_flag("--version", concat(program, " " HYSCALE_VERSION, built_with_cuda() ? ", CUDA and CPU" : ", CPU alone"), "print version and backends, and exit");
+}
 
 template <typename Function>
 int guarded_main(const char* program, Function function) {

@@ -3,6 +3,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/safetensors.h"
+#include "core/memory.h"
 #include "tests/train/tiny_run.h"
 
 namespace hyscale {
@@ -201,6 +202,14 @@ TEST(Runs, SkippedSequencesAreReplacedByTheNext) {
   EXPECT_EQ(cursor("a/step-00000003"), cursor("b/step-00000002"));
   EXPECT_EQ(t.metrics("a")[0]["loss"], t.metrics("b")[0]["loss"]);
   EXPECT_EQ(t.metrics("a")[2]["labels"], t.metrics("b")[1]["labels"]);
+}
+
+TEST(Runs, ProgramsSayTheirVersion) {
+  for (const std::string name : {"hyscale-train", "hyscale-data", "hyscale-checkpoint"}) {
+    const auto r = run({test::tool(name), "--version"});
+    EXPECT_EQ(r.code, 0);
+    EXPECT_EQ(r.output, name + " " HYSCALE_VERSION ", " + (built_with_cuda() ? "CUDA and CPU" : "CPU alone") + "\n");
+  }
 }
 
 TEST(Runs, CheckpointToolInspectsAndVerifies) {
