@@ -31,12 +31,6 @@ std::vector<std::string> files_under(const std::string& root) {
   return names;
 }
 
-void make_folder(const std::string& path) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) throw UserError(concat(path, ": cannot create the folder: ", error.message()));
-}
-
 // Digests that writers left beside their files (leave_digests).
 nlohmann::json take_digests(const std::string& partial) {
   nlohmann::json all = nlohmann::json::object();

@@ -12,6 +12,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <mutex>
 #include <utility>
 
@@ -154,6 +155,12 @@ void write_text_file(const std::string& path, const std::string& text) {
   file.sync();
   file.close();
   rename_file(temporary, path);
+}
+
+void make_folder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) throw UserError(concat(path, ": cannot create the folder: ", error.message()));
 }
 
 void rename_file(const std::string& from, const std::string& to) {

@@ -53,6 +53,7 @@ class MappedFile {
 std::string read_text_file(const std::string& path);
 // Writes, syncs, and renames into place: a reader sees the old text or the new one.
 void write_text_file(const std::string& path, const std::string& text);
+void make_folder(const std::string& path);  // and those that it lies in, where they are missing
 void rename_file(const std::string& from, const std::string& to);  // replaces `to`
 void sync_directory(const std::string& path);
 

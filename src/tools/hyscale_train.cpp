@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <set>
+#include <thread>
 
 #include "tools/main.h"
 #include "train/cluster.h"
@@ -37,6 +38,14 @@ ProcessGroups groups_over_mpi(const MpiEnvironment& mpi, Device device, const Pa
   return make_process_groups(std::move(world), std::move(hosts), sizes);
 }
 
+// A mistake of the user is mostly every rank's own: the first says it, and by then the launcher has ended the others.
+void let_the_first_rank_speak() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
+    const char* rank = std::getenv(name);
+    if (rank && std::string(rank) != "0") return std::this_thread::sleep_for(std::chrono::seconds(2));
+  }
+}
+
 // Whether a launcher (mpirun, or srun with PMI) started this process; alone it needs no MPI.
 bool launched_with_ranks() {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"})
@@ -62,6 +71,7 @@ int train(const Config& config, const std::string& resume, int argc, char** argv
     const Device device = choose_device(config.run.device, mpi.local_rank());
     return train_as_rank(config, resume, device, groups_over_mpi(mpi, device, sizes));
   } catch (const UserError& e) {
+    let_the_first_rank_speak();
     MpiEnvironment::abort(e.what(), 2);
   } catch (const std::exception& e) {
     MpiEnvironment::abort(e.what(), 1);
@@ -76,7 +86,7 @@ int run(int argc, char** argv) {
   add_version(app, "hyscale-train");
   app.add_option("--config", config_path, "YAML configuration (keys: --config-reference, docs/config.md)");
   app.add_option("--set", overrides, "section.key=value: overrides a key of the configuration; may be repeated")->expected(1)->take_all();
-  app.add_option("--resume", resume, "a checkpoint folder, or 'latest' of checkpoint.directory (starts anew where there is none)");
+  app.add_option("--resume", resume, "a checkpoint folder, or 'latest' of checkpoint.directory (starts anew where there is none)")->take_last();
   app.add_flag("--plan", plan, "print parameters, bytes and FLOPs, and exit: 0 when it fits, 3 when it does not");
   app.add_option("--cluster", cluster, "with --plan: estimate the time of a step on a cluster, e.g. h20x512");
   app.add_flag("--config-reference", reference, "print all configuration keys as Markdown");
@@ -107,5 +117,12 @@ int run(int argc, char** argv) {
 }  // namespace hyscale
 
 int main(int argc, char** argv) {
-  return hyscale::guarded_main("hyscale-train", [&] { return hyscale::run(argc, argv); });
+  return hyscale::guarded_main("hyscale-train", [&] {
+    try {
+      return hyscale::run(argc, argv);
+    } catch (const hyscale::UserError&) {
+      hyscale::let_the_first_rank_speak();
+      throw;
+    }
+  });
 }

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <new>
 
 #include "core/error.h"
@@ -21,6 +22,9 @@ int guarded_main(const char* program, Function function) {
     return function();
   } catch (const UserError& e) {
     std::fprintf(stderr, "%s: %s\n", program, e.what());
+    return 2;
+  } catch (const std::filesystem::filesystem_error& e) {
+    std::fprintf(stderr, "%s: %s\n", program, e.what());  // a path that may not be looked at
     return 2;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "%s: internal error: %s\n", program, e.what());

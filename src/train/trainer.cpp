@@ -293,8 +293,8 @@ void Trainer::begin_save() {
   if (leads()) {
     renew_folder();
     save_->writer = std::make_shared<CheckpointWriter>(directory, step_number_);
-    fs::create_directories(partial + "/model");
-    fs::create_directories(partial + "/optimizer");
+    make_folder(partial + "/model");
+    make_folder(partial + "/optimizer");
     const nlohmann::json trainer{{"step", step_number_}, {"tokens", tokens_}, {"updates", optimizer_->updates().indexer}, {"trunk_updates", optimizer_->updates().trunk},
                                  {"not_finite_in_row", not_finite_in_row_}, {"spikes_in_row", spikes_in_row_}, {"guard", guard_.state()},
                                  {"stage", stage_config_.model.stage}, {"loader", loader_->cursor()}, {"config", config_yaml(config_)}};

@@ -25,6 +25,17 @@ TEST(BadInput, MisspeltKeyAndWrongType) {
   expect_refused(run({test::tool("hyscale-train"), "--konfig", "x"}), "--konfig");
 }
 
+TEST(BadInput, OneRankSpeaksForAll) {
+  const TinyRun t;
+  for (const std::string mistake : {"train.stepz=3", "data.train=[/nowhere/x]", "parallel.data=5"}) {
+    const std::string output = run(t.with_ranks(3, "a", {"--set", "train.micro_batches=30", "--set", "parallel.data=3", "--set", mistake})).output;
+    const std::string part = mistake == "train.stepz=3" ? "unknown key" : mistake == "parallel.data=5" ? "but the job has 3 ranks" : "/nowhere/x.bin: cannot open";
+    const size_t first = output.find(part);
+    EXPECT_NE(first, std::string::npos) << output;
+    EXPECT_EQ(output.find(part, first + 1), std::string::npos) << output;
+  }
+}
+
 TEST(BadInput, MissingTruncatedAndCorruptData) {
   const TinyRun t;
   expect_refused(run(t.command({"--set", "data.train=[{path: /nowhere/x}]"})), "/nowhere/x.bin: cannot open: No such file");
