@@ -93,14 +93,14 @@ inline void expect_same_packed_and_alone(const nlohmann::json& config, const std
   EXPECT_NEAR(a.losses.index, b.losses.index, 1e-5 * a.losses.index);
   EXPECT_NEAR(a.losses.balance, b.losses.balance, 1e-6 * a.losses.balance);
   EXPECT_NEAR(a.losses.mtp, b.losses.mtp, 1e-6 * a.losses.mtp);
-  EXPECT_LT(relative_difference(gradients_of(*packed), gradients_of(*alone)), 2e-5);
+  EXPECT_LT(relative_difference(gradients_of(*packed), gradients_of(*alone)), 1e-5);
   Step step(*packed, run_options());
   const std::vector<float> logits = step.logits(all);
   auto at = logits.begin();
   for (const HostSequence& document : documents) {
     const std::vector<float> part = step.logits(document);
     const auto end = at + static_cast<int64_t>(part.size());
-    EXPECT_LT(relative_difference({at, end}, part), 2e-5) << "from logit " << at - logits.begin();
+    EXPECT_LT(relative_difference({at, end}, part), 1e-5) << "from logit " << at - logits.begin();
     at = end;
   }
 }
