@@ -17,7 +17,7 @@ constexpr int64_t kQueryTile = 32, kKeyTile = 256;
 
 // One head of kQueryTile queries against all keys that any of them sees.
 void attend_tile(const DenseAttention& a, int64_t first, int64_t last, int64_t h, float* logits) {
-  const int64_t heads = a.q.size(1), dims = a.q.size(2), dv = a.v.size(2), rows = last - first;
+  const int64_t heads = a.q.size(1), groups = a.k.size(1), group = h / (heads / groups), dims = a.q.size(2), dv = a.v.size(2), rows = last - first;
   const int32_t *begin = a.begin.i32(), *end = a.end.i32();
   int64_t low = a.k.size(0), high = 0;
   float top[kQueryTile];
@@ -28,12 +28,12 @@ void attend_tile(const DenseAttention& a, int64_t first, int64_t last, int64_t h
     high = std::max<int64_t>(high, end[first + i]);
     std::fill_n(a.out.f32() + ((first + i) * heads + h) * dv, dv, 0.0f);
   }
-  const int ld = static_cast<int>(heads * dims), ldv = static_cast<int>(heads * dv), m = static_cast<int>(rows);
+  const int m = static_cast<int>(rows);
   for (int64_t key = low; key < high; key += kKeyTile) {
     const int64_t count = std::min(kKeyTile, high - key);
     const int n = static_cast<int>(count);
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, m, n, static_cast<int>(dims), a.scale, a.q.f32() + (first * heads + h) * dims, ld,
-                a.k.f32() + (key * heads + h) * dims, ld, 0, logits, static_cast<int>(kKeyTile));
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, m, n, static_cast<int>(dims), a.scale, a.q.f32() + (first * heads + h) * dims,
+                static_cast<int>(heads * dims), a.k.f32() + (key * groups + group) * dims, static_cast<int>(groups * dims), 0, logits, static_cast<int>(kKeyTile));
     for (int64_t i = 0; i < rows; ++i) {
       float *l = logits + i * kKeyTile, *out = a.out.f32() + ((first + i) * heads + h) * dv;
       const int64_t b = std::max<int64_t>(begin[first + i] - key, 0), e = std::min<int64_t>(end[first + i] - key, count);
@@ -46,7 +46,7 @@ void attend_tile(const DenseAttention& a, int64_t first, int64_t last, int64_t h
       for (int64_t j = 0; j < count; ++j) sum[i] += static_cast<double>(l[j] = j >= b && j < e ? std::exp(l[j] - now) : 0);
     }
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, m, static_cast<int>(dv), n, 1, logits, static_cast<int>(kKeyTile),
-                a.v.f32() + (key * heads + h) * dv, ldv, 1, a.out.f32() + (first * heads + h) * dv, ldv);
+                a.v.f32() + (key * groups + group) * dv, static_cast<int>(groups * dv), 1, a.out.f32() + (first * heads + h) * dv, static_cast<int>(heads * dv));
   }
   for (int64_t i = 0; i < rows; ++i) {
     float* out = a.out.f32() + ((first + i) * heads + h) * dv;
@@ -69,8 +69,8 @@ void dense_attention_ref(const DenseAttention& a) {
 }  // namespace
 
 void dense_attention(const DenseAttention& a) {
-  HYSCALE_CHECK(a.q.rank() == 3 && a.k.rank() == 3 && a.v.rank() == 3 && a.k.size(0) == a.v.size(0) && a.k.size(1) == a.q.size(1) &&
-                    a.v.size(1) == a.q.size(1) && a.k.size(2) == a.q.size(2),
+  HYSCALE_CHECK(a.q.rank() == 3 && a.k.rank() == 3 && a.v.rank() == 3 && a.k.size(0) == a.v.size(0) && a.k.size(1) > 0 && a.q.size(1) % a.k.size(1) == 0 &&
+                    a.v.size(1) == a.k.size(1) && a.k.size(2) == a.q.size(2),
                 "q ", to_string(a.q), ", k ", to_string(a.k), ", v ", to_string(a.v));
   for (const Tensor* t : {&a.q, &a.k, &a.v, &a.out}) HYSCALE_CHECK(t->is_contiguous(), to_string(*t), " is strided");
   check_shape(a.out, "out", {a.q.size(0), a.q.size(1), a.v.size(2)});

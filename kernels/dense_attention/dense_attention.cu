@@ -17,7 +17,7 @@ struct Arguments {
   bf16* out;
   float* lse;
   int64_t queries, keys;
-  int heads, dims, value_dims;
+  int heads, groups, dims, value_dims;
   float scale_log2;
 };
 
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_attention_kernel(const Argu
   extern __shared__ unsigned char raw[];
   Shared& s = *reinterpret_cast<Shared*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
   const int group = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32, column = lane % 4 * 2;
-  const int64_t head = blockIdx.y, step = int64_t{a.heads} * a.dims, value_step = int64_t{a.heads} * a.value_dims;
+  const int64_t head = blockIdx.y, group_of_head = head / (a.heads / a.groups);
   const int64_t first = static_cast<int64_t>(gridDim.x - 1 - blockIdx.x) * kQueries;  // the longest rows first
   const KeyRange seen = key_range<kQueries, kThreads>(a.begin, a.end, first, a.queries);
   const int row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
@@ -80,10 +80,10 @@ __global__ void __launch_bounds__(kThreads, 1) dense_attention_kernel(const Argu
     if (t < a.queries) rows.begin[half] = a.begin[t], rows.end[half] = a.end[t];
   }
   const auto copy_keys = [&](int tile) {
-    copy_rows<kThreads>(shared_address(s.k[tile & 1]), a.k + head * a.dims, step, seen.first + int64_t{tile} * kKeys, a.keys, a.dims);
+    copy_rows<kThreads>(shared_address(s.k[tile & 1]), a.k + group_of_head * a.dims, int64_t{a.groups} * a.dims, seen.first + int64_t{tile} * kKeys, a.keys, a.dims);
   };
   const auto copy_values = [&](int tile) {
-    copy_rows<kThreads>(shared_address(s.v[tile & 1]), a.v + head * a.value_dims, value_step, seen.first + int64_t{tile} * kKeys, a.keys, a.value_dims);
+    copy_rows<kThreads>(shared_address(s.v[tile & 1]), a.v + group_of_head * a.value_dims, int64_t{a.groups} * a.value_dims, seen.first + int64_t{tile} * kKeys, a.keys, a.value_dims);
   };
   const int slices = (a.dims + 15) / 16, tiles = seen.first < seen.last ? (seen.last - seen.first + kKeys - 1) / kKeys : 0;
   float out[128] = {}, x[32], factor[2];
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_attention_kernel(const Argu
     __syncthreads();
   };
   if (tiles > 0) {
-    for (int g = 0; g < 2; ++g) copy_rows<kThreads>(shared_address(s.q[g]), a.q + head * a.dims, step, first + 64 * g, a.queries, a.dims);
+    for (int g = 0; g < 2; ++g) copy_rows<kThreads>(shared_address(s.q[g]), a.q + head * a.dims, int64_t{a.heads} * a.dims, first + 64 * g, a.queries, a.dims);
     copy_keys(0);
     arrived();
     if (tiles > 1) copy_keys(1);
@@ -177,7 +177,7 @@ void dense_attention_cuda(const DenseAttention& a) {
   if (queries == 0 || heads == 0) return;
   if (!has_tensor_core_form(a)) return dense_attention_plain_cuda(a);
   const Arguments arguments{a.q.data<bf16>(), a.k.data<bf16>(), a.v.data<bf16>(), a.begin.i32(), a.end.i32(), a.out.data<bf16>(), a.lse.f32(), queries, a.k.size(0),
-                            static_cast<int>(heads), static_cast<int>(a.q.size(2)), static_cast<int>(a.v.size(2)), a.scale * kLog2E};
+                            static_cast<int>(heads), static_cast<int>(a.k.size(1)), static_cast<int>(a.q.size(2)), static_cast<int>(a.v.size(2)), a.scale * kLog2E};
   constexpr size_t kShared = sizeof(Shared) + 1024;
   check_cuda(cudaFuncSetAttribute(dense_attention_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared)), "dense_attention");
   const dim3 grid(static_cast<unsigned>((queries + kQueries - 1) / kQueries), static_cast<unsigned>(heads));

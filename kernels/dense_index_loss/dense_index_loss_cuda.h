@@ -1,5 +1,5 @@
-// Pieces of dense_index_loss on CUDA. Blocks of queries are worked on one after another against all keys; `teacher` and `scores`
-// are tables of one block of queries, [block, N].
+// Pieces of dense_index_loss on CUDA. Blocks of queries are worked on one after another against all keys; of one block of queries
+// there are tables: `masses` [block, N] of the keys, `teacher` and `scores` [block, E] of what is scored.
 #pragma once
 #include <algorithm>
 
@@ -12,7 +12,7 @@ void dense_index_loss_cuda(const DenseIndexLoss&);
 
 namespace dense_loss {
 
-// Queries of a block: a multiple of 128, so that the two tables take at most 1 GiB together where N allows it.
+// Queries of a block: a multiple of 128, so that two tables take at most 1 GiB together where N allows it.
 inline int64_t query_block(int64_t queries, int64_t keys) {
   const int64_t most = std::clamp<int64_t>((int64_t{1} << 27) / std::max<int64_t>(keys, 1) / 128 * 128, 128, 512);
   return std::min(most, (queries + 127) / 128 * 128);
@@ -22,11 +22,11 @@ inline int64_t query_block(int64_t queries, int64_t keys) {
 struct QueryBlock {
   const DenseIndexLoss* loss;
   int64_t first, last;
-  float *teacher, *scores;
+  float *masses, *teacher, *scores;  // without blocks the teacher is the masses
 };
 
-// Both tables at the visible pairs; what lies at other pairs is not defined.
-//   teacher[t, s] = sum_h exp(scale q . k - lse) / H,  scores[t, s] = sum_j w relu(index_q . index_k)
+// At the visible pairs; what lies at other pairs is not defined.
+//   masses[t, s] = sum_h exp(scale q . k - lse),  scores[t, e] = sum_j w relu(index_q . index_k)
 void head_sums(const QueryBlock&);
 void head_sums_plain(const QueryBlock&);
 
@@ -35,6 +35,8 @@ void head_sums_plain(const QueryBlock&);
 void gradients(const QueryBlock&);
 void gradients_plain(const QueryBlock&);
 
+inline float* optional_f32(const Tensor& t) { return t.defined() ? t.f32() : nullptr; }
+
 inline bool has_tensor_core_form(const DenseIndexLoss& l) {
   return l.q.size(2) % 8 == 0 && l.q.size(2) > 0 && l.index_q.size(2) % 8 == 0 && l.index_q.size(2) > 0 && l.index_q.size(2) <= 256;
 }
@@ -42,8 +44,9 @@ inline bool has_tensor_core_form(const DenseIndexLoss& l) {
 }  // namespace dense_loss
 
 inline size_t dense_index_loss_cuda_workspace_bytes(const DenseIndexLoss& l) {
-  const int64_t queries = l.q.size(0), keys = l.k.size(0);
-  return aligned_bytes(static_cast<size_t>(queries) * sizeof(double)) + 2 * aligned_bytes(static_cast<size_t>(dense_loss::query_block(queries, keys) * keys) * sizeof(float));
+  const int64_t queries = l.q.size(0), block = dense_loss::query_block(queries, l.k.size(0));
+  const auto table = [&](int64_t columns) { return aligned_bytes(static_cast<size_t>(block * columns) * sizeof(float)); };
+  return aligned_bytes(static_cast<size_t>(queries) * sizeof(double)) + table(l.k.size(0)) + (l.in_blocks() ? 2 : 1) * table(l.index_keys.size(0));
 }
 
 }  // namespace hyscale

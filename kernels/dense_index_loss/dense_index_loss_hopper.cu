@@ -19,11 +19,11 @@ constexpr int kTile = 128, kSlice = 128, kStages = 3, kSumThreads = 256;
 struct SumArguments {
   const bf16 *q, *k;
   int64_t k_step, k_head_step;
-  const float* coefficient;  // [T, heads]: lse, or weights
+  const float* coefficient;  // [T, heads]: lse, or weights; or null: ones
   const int32_t *begin, *end;
   float* table;
   int64_t first, last, keys;
-  int heads, dims;
+  int heads, heads_per_key, dims;  // heads_per_key: query heads that read one key head
   float scale;
 };
 
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kSumThreads, 1) head_sums_kernel(const SumArgu
     if (step < steps) {
       const int head = step / slices, column = step % slices * kSlice, stage = step % kStages;
       copy_slice(shared_address(s.q[stage]), a.q + int64_t{head} * a.dims, q_step, first, a.last, column, a.dims);
-      copy_slice(shared_address(s.k[stage]), a.k + head * a.k_head_step, a.k_step, key, a.keys, column, a.dims);
+      copy_slice(shared_address(s.k[stage]), a.k + head / a.heads_per_key * a.k_head_step, a.k_step, key, a.keys, column, a.dims);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   };
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kSumThreads, 1) head_sums_kernel(const SumArgu
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int64_t t = min(first + row + 8 * half, a.last - 1);
-      c[half] = a.coefficient[t * a.heads + head] * (kTeacher ? kLog2E : 1);
+      c[half] = a.coefficient ? a.coefficient[t * a.heads + head] * (kTeacher ? kLog2E : 1) : 1;
     }
 #pragma unroll
     for (int n = 0; n < 2; ++n)
@@ -99,13 +99,12 @@ __global__ void __launch_bounds__(kSumThreads, 1) head_sums_kernel(const SumArgu
     slice = 0;
     ++head;
   }
-  const float factor = kTeacher ? 1 / static_cast<float>(a.heads) : 1;
 #pragma unroll
   for (int n = 0; n < 2; ++n)
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       const int64_t t = first + row + 8 * (i / 2 & 1), at = key + 64 * n + i / 4 * 8 + lane % 4 * 2 + (i & 1);
-      if (t < a.last && at < a.keys) a.table[(t - a.first) * a.keys + at] = sum[n][i] * factor;
+      if (t < a.last && at < a.keys) a.table[(t - a.first) * a.keys + at] = sum[n][i];
     }
 }
 
@@ -124,7 +123,7 @@ constexpr int kThreads = 128, kRows = 64;
 
 struct GradientArguments {
   const bf16 *q, *keys;
-  const float *weights, *gradient;  // [T, J]; [block, N]
+  const float *weights, *gradient;  // [T, J] or null: ones; [block, E]
   const int32_t *begin, *end;
   bf16* dq;
   float *dweights, *dkeys;
@@ -213,7 +212,7 @@ __global__ void __launch_bounds__(kThreads, 2) query_gradient_kernel(const Gradi
     const int64_t t = first + row + 8 * half;
     if (t >= a.last) continue;
     begin[half] = a.begin[t], end[half] = a.end[t];
-    weight[half] = a.weights[t * a.heads + head];
+    weight[half] = a.weights ? a.weights[t * a.heads + head] : 1;
   }
   float sum[kWide / 2] = {};
   copy_tile<kWide>(s.x, a.q + head * a.dims, int64_t{a.heads} * a.dims, first, a.last, a.dims);
@@ -246,7 +245,7 @@ __global__ void __launch_bounds__(kThreads, 2) query_gradient_kernel(const Gradi
     dweight[half] += __shfl_xor_sync(~0u, dweight[half], 2);
     const int64_t t = first + row + 8 * half;
     if (t >= a.last) continue;
-    if (lane % 4 == 0) a.dweights[t * a.heads + head] = dweight[half];
+    if (lane % 4 == 0 && a.dweights) a.dweights[t * a.heads + head] = dweight[half];
     bf16* to = a.dq + (t * a.heads + head) * a.dims + column;
 #pragma unroll
     for (int j = 0; j < kWide / 8; ++j)
@@ -275,7 +274,7 @@ __global__ void __launch_bounds__(kThreads, kWide == 256 ? 2 : 3) key_gradient_k
     }
     const auto fetch = [&](int head) {
       copy_tile<kWide>(s.y[head & 1], a.q + int64_t{head} * a.dims, step, first, a.last, a.dims);
-      for (int64_t i = threadIdx.x; i < kRows; i += kThreads) s.weight[head & 1][i] = first + i < a.last ? a.weights[(first + i) * a.heads + head] : 0;
+      for (int64_t i = threadIdx.x; i < kRows; i += kThreads) s.weight[head & 1][i] = first + i >= a.last ? 0 : a.weights ? a.weights[(first + i) * a.heads + head] : 1;
     };
     fetch(0);
     for (int head = 0; head < a.heads; ++head) {
@@ -323,19 +322,21 @@ void head_sums(const QueryBlock& b) {
   const DenseIndexLoss& l = *b.loss;
   const int heads = static_cast<int>(l.q.size(1)), dims = static_cast<int>(l.q.size(2)), index_heads = static_cast<int>(l.index_q.size(1)),
             index_dims = static_cast<int>(l.index_q.size(2));
-  SumArguments a{l.q.data<bf16>(), l.k.data<bf16>(), int64_t{heads} * dims, dims, l.lse.f32(), l.begin.i32(), l.end.i32(), b.teacher, b.first, b.last, l.k.size(0), heads,
-                 dims, l.scale * kLog2E};
+  const int groups = static_cast<int>(l.k.size(1));
+  SumArguments a{l.q.data<bf16>(), l.k.data<bf16>(), int64_t{groups} * dims, dims, l.lse.f32(), l.begin.i32(), l.end.i32(), b.masses, b.first, b.last, l.k.size(0), heads,
+                 heads / groups, dims, l.scale * kLog2E};
   launch_head_sums<true>(a, stream_of(l.stream));
   a.q = l.index_q.data<bf16>(), a.k = l.index_keys.data<bf16>(), a.k_step = index_dims, a.k_head_step = 0;
-  a.coefficient = l.index_weights.f32(), a.table = b.scores, a.heads = index_heads, a.dims = index_dims;
+  a.coefficient = optional_f32(l.index_weights), a.begin = l.scored_begin().i32(), a.end = l.scored_end().i32(), a.table = b.scores, a.keys = l.index_keys.size(0);
+  a.heads = index_heads, a.dims = index_dims;
   launch_head_sums<false>(a, stream_of(l.stream));
 }
 
 void gradients(const QueryBlock& b) {
   const DenseIndexLoss& l = *b.loss;
   const int dims = static_cast<int>(l.index_q.size(2));
-  const GradientArguments a{l.index_q.data<bf16>(), l.index_keys.data<bf16>(), l.index_weights.f32(), b.teacher, l.begin.i32(), l.end.i32(), l.dindex_q.data<bf16>(),
-                            l.dindex_weights.f32(), l.dindex_keys.f32(), b.first, b.last, l.k.size(0), static_cast<int>(l.index_q.size(1)), dims};
+  const GradientArguments a{l.index_q.data<bf16>(), l.index_keys.data<bf16>(), optional_f32(l.index_weights), b.teacher, l.scored_begin().i32(), l.scored_end().i32(),
+                            l.dindex_q.data<bf16>(), optional_f32(l.dindex_weights), l.dindex_keys.f32(), b.first, b.last, l.index_keys.size(0), static_cast<int>(l.index_q.size(1)), dims};
   if (dims <= 64) launch_gradients<64>(a, stream_of(l.stream));
   else if (dims <= 128) launch_gradients<128>(a, stream_of(l.stream));
   else launch_gradients<256>(a, stream_of(l.stream));

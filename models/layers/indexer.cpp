@@ -104,7 +104,7 @@ void Indexer::warmup_backward(Context& ctx, int slot, const Tensor& inv_freq, co
   const Tensor dk = ctx.scratch->allocate_zeroed(DType::f32, s.all_keys.shape(), ctx.stream);
   {
     const ArenaScope inner(*ctx.scratch);
-    DenseIndexLoss l{main_q, dense.keys, dense.lse, main_scale, s.q, s.weights, s.all_keys, ctx.sequence->key_begin, ctx.sequence->key_end,
+    DenseIndexLoss l{main_q, dense.keys, dense.lse, main_scale, s.q, s.weights, s.all_keys, ctx.sequence->key_begin, ctx.sequence->key_end, {},
                      static_cast<float>(ctx.scales.index), ctx.sums->index.slice(0, slot, slot + 1), dq, dweights, dk, {}, ctx.stream};
     l.workspace = workspace(ctx, dense_index_loss_workspace_bytes(l));
     dense_index_loss(l);

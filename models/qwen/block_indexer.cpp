@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernels/block_pool/block_pool.h"
+#include "kernels/dense_index_loss/dense_index_loss.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/rope/rope.h"
 #include "models/layers/linear.h"
@@ -70,6 +71,20 @@ void BlockIndexer::backward(Context& ctx, int slot, const Tensor& block_mass, co
 void BlockIndexer::warmup_forward(Context& ctx, const Tensor& x, const CompressedEntries& blocks, const Tensor& inv_freq, Saved& s) {
   project(ctx, x, blocks, inv_freq, s);
   s.all_keys = gather_context_rows(ctx, {}, s.keys, {}, &blocks.shards).keys;
+}
+
+void BlockIndexer::warmup_backward(Context& ctx, int slot, const Teacher& main, const CompressedEntries& blocks, const Tensor& inv_freq, const Saved& s) {
+  const ArenaScope scope(*ctx.scratch);
+  const Tensor dq = ctx.scratch->allocate(ctx.activation, s.q.shape()), dkeys = ctx.scratch->allocate_zeroed(DType::f32, s.all_keys.shape(), ctx.stream);
+  {
+    const ArenaScope inner(*ctx.scratch);
+    DenseIndexLoss l{main.q, main.k, main.lse, main.scale, s.q, {}, s.all_keys, ctx.sequence->key_begin, ctx.sequence->key_end,
+                     {blocks.ratio, blocks.all_first_tokens, blocks.begin, blocks.end}, static_cast<float>(ctx.scales.index), ctx.sums->index.slice(0, slot, slot + 1), dq, {}, dkeys,
+                     {}, ctx.stream};
+    l.workspace = workspace(ctx, dense_index_loss_workspace_bytes(l));
+    dense_index_loss(l);
+  }
+  backward_projections(ctx, dq, dkeys, blocks, inv_freq, s);
 }
 
 void BlockIndexer::backward_projections(Context& ctx, const Tensor& dq, const Tensor& dkeys, const CompressedEntries& blocks, const Tensor& inv_freq, const Saved& s) {

@@ -26,12 +26,17 @@ class BlockIndexer {
   // Index loss over the selected blocks; gradients of the indexer's own parameters. block_mass f32 [T, k].
   void backward(Context&, int slot, const Tensor& block_mass, const CompressedEntries& blocks, const Tensor& inv_freq, const Saved&);
 
-  // Warm-up stage: queries and keys without a selection; then the gradients of queries [T, J, D] and keys f32 [all blocks, D] into those
-  // of the indexer's own parameters. Both are scratch of this call.
+  // Warm-up stage: queries and keys without a selection; then index loss and gradients over every block that a query sees.
+  struct Teacher {
+    Tensor q, k, lse;  // of main attention: [T, H, D], [S, G, D], f32 [T, H]
+    float scale;
+  };
   void warmup_forward(Context&, const Tensor& x, const CompressedEntries& blocks, const Tensor& inv_freq, Saved&);
-  void backward_projections(Context&, const Tensor& dq, const Tensor& dkeys, const CompressedEntries& blocks, const Tensor& inv_freq, const Saved&);
+  void warmup_backward(Context&, int slot, const Teacher&, const CompressedEntries& blocks, const Tensor& inv_freq, const Saved&);
 
  private:
+  // dq [T, J, D] and dkeys f32 [all blocks, D] into the gradients of the indexer's own parameters; both are scratch of this call.
+  void backward_projections(Context&, const Tensor& dq, const Tensor& dkeys, const CompressedEntries& blocks, const Tensor& inv_freq, const Saved&);
   void project(Context&, const Tensor& x, const CompressedEntries& blocks, const Tensor& inv_freq, Saved&);
   void rotate(Context&, const Tensor& x_thd, const Tensor& positions, const Tensor& inv_freq, bool inverse) const;
   Tensor query_rows(const Tensor& w) const { return w.slice(0, 0, config_.num_heads * config_.head_dim); }

@@ -3,17 +3,14 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/index_loss/index_loss.h"
+#include "kernels/dense_attention/dense_attention.h"
 #include "kernels/rope/rope.h"
-#include "kernels/visible_selection/visible_selection.h"
 #include "models/layers/context_rows.h"
 #include "models/layers/linear.h"
 #include "models/qwen/zero_centred_norm.h"
 
 namespace hyscale {
 namespace {
-
-constexpr int64_t kDenseQueries = 64;  // for which all visible blocks are listed at a time
 
 // [T, H, D] as [T H, D]
 Tensor head_rows(const Tensor& x) { return x.view({x.size(0) * x.size(1), x.size(2)}); }
@@ -108,37 +105,14 @@ void GatedAttention::warmup(Context& ctx, int slot, const Tensor& x, const Tenso
   Saved s;
   project(ctx, x, inv_freq, s);
   indexer_.warmup_forward(ctx, x, blocks(ctx), inv_freq, s.indexer);
-  const ArenaScope scope(*ctx.scratch);
-  const Tensor dq = ctx.scratch->allocate(ctx.activation, s.indexer.q.shape()), dkeys = ctx.scratch->allocate_zeroed(DType::f32, s.indexer.all_keys.shape(), ctx.stream);
-  for_each_run(ctx, [&](int64_t first, int64_t last, int64_t row) {
-    for (int64_t t = first; t < last; t += kDenseQueries) attend_visible(ctx, slot, t, std::min(last, t + kDenseQueries), row + t - first, dq, dkeys, s);
-  });
-  indexer_.backward_projections(ctx, dq, dkeys, blocks(ctx), inv_freq, s.indexer);
+  {
+    const ArenaScope scope(*ctx.scratch);
+    DenseAttention a{s.q, s.all_k, s.all_v, ctx.sequence->key_begin, ctx.sequence->key_end, scale(), s.o, s.lse, {}, ctx.stream};
+    a.workspace = workspace(ctx, dense_attention_workspace_bytes(a));
+    dense_attention(a);
+  }
+  indexer_.warmup_backward(ctx, slot, {s.q, s.all_k, s.lse, scale()}, blocks(ctx), inv_freq, s.indexer);
   output(ctx, y, s);
-}
-
-// The blocks' mass comes with attention's backward, whose other gradients nobody wants: their dout is zero.
-void GatedAttention::attend_visible(Context& ctx, int slot, int64_t first, int64_t last, int64_t row, const Tensor& dindex_q, const Tensor& dindex_keys, const Saved& s) {
-  const ArenaScope scope(*ctx.scratch);
-  const CompressedEntries& b = blocks(ctx);
-  const auto part = [&](const Tensor& t) { return t.slice(0, first, last); };
-  const int64_t width = std::max<int64_t>(1, b.most_visible);
-  const Selection all{ctx.scratch->allocate(DType::i32, {last - first, width}), ctx.scratch->allocate(DType::i32, {last - first})};
-  visible_selection({part(b.begin), part(b.end), all});
-  const AttendedBlocks attended{b.ratio, b.all_first_tokens, part(ctx.sequence->positions), all, row};
-  BlockAttentionForward a{part(s.q), s.all_k, s.all_v, attended, scale(), part(s.o), part(s.lse), {}, ctx.stream};
-  a.workspace = workspace(ctx, block_attention_forward_workspace_bytes(a));
-  block_attention_forward(a);
-  const Tensor nothing = ctx.scratch->allocate_zeroed(ctx.activation, a.q.shape(), ctx.stream), dq = ctx.scratch->allocate(ctx.activation, a.q.shape());
-  const Tensor dk = ctx.scratch->allocate_zeroed(DType::f32, s.all_k.shape(), ctx.stream), dv = ctx.scratch->allocate_zeroed(DType::f32, s.all_v.shape(), ctx.stream);
-  const Tensor block_mass = ctx.scratch->allocate(DType::f32, all.indices.shape());
-  BlockAttentionBackward mass{a.q, a.k, a.v, attended, scale(), a.out, a.lse, nothing, dq, dk, dv, block_mass, {}, ctx.stream, ctx.deterministic};
-  mass.workspace = workspace(ctx, block_attention_backward_workspace_bytes(mass));
-  block_attention_backward(mass);
-  IndexLoss l{part(s.indexer.q), {}, s.indexer.all_keys, all, block_mass, static_cast<float>(ctx.scales.index), ctx.sums->index.slice(0, slot, slot + 1), part(dindex_q), {}, dindex_keys,
-              ctx.deterministic, {}, ctx.stream};
-  l.workspace = workspace(ctx, index_loss_workspace_bytes(l));
-  index_loss(l);
 }
 
 void GatedAttention::backward(Context& ctx, int slot, const Tensor& dy, const Tensor& inv_freq, const Tensor& dx, const Saved& s) {

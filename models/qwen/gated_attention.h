@@ -38,7 +38,6 @@ class GatedAttention {
   AttendedBlocks attended(Context&, int slot, int64_t first, int64_t last, int64_t row) const;
   void project(Context&, const Tensor& x, const Tensor& inv_freq, Saved&);
   void output(Context&, const Tensor& y, const Saved&);
-  void attend_visible(Context&, int slot, int64_t first, int64_t last, int64_t row, const Tensor& dindex_q, const Tensor& dindex_keys, const Saved&);
   void backward_keys(Context&, const Tensor& dk, const Tensor& dv, const Tensor& inv_freq, const Tensor& dx, const Saved&);
 
   GatedAttentionConfig config_;

@@ -30,7 +30,6 @@ QwenModel::QwenModel(const nlohmann::json& hf_config, const std::string& path, c
 }
 
 void QwenModel::prepare(Context& ctx) {
-  if (ctx.stage == Stage::warmup && ctx.device.is_cuda()) throw UserError("model.stage: warmup of Qwen3.8 runs on the CPU alone; on cuda expected sparse");
   if (has_constants()) return;
   const std::vector<float> frequencies[] = {rope_inverse_frequencies(config_.rope_theta, config_.attention.rope_dim)};
   inv_freq_ = make_constants(ctx, frequencies)[0];

@@ -20,7 +20,6 @@ class QwenModel : public LayeredModel {
   ForwardFlops forward_flops(int64_t document_tokens) const override;
   float initializer_range() const override { return config_.initializer_range; }
 
-  // Throw UserError for what this family does not do: the warm-up stage on CUDA.
   void train_step(Context&, Recompute) override;
   void evaluate(Context&) override;
   Tensor logits(Context&, Arena& out) override;

@@ -94,7 +94,7 @@ struct Outcome {
 struct Subject {
   nlohmann::json config;
   int mtp_depths = 1;
-  bool warms_up = false, warms_up_on_cuda = false;  // has a warm-up stage
+  bool warms_up = false;  // has a warm-up stage
 };
 Subject subject(const std::string& family) {
   Subject s{read_hf_config(concat("tests/goldens/", family, "/config.json"))};
@@ -105,7 +105,7 @@ Subject subject(const std::string& family) {
   if (family != "glm51") return s;
   s.config["index_share_for_mtp_iteration"] = false;
   s.mtp_depths = 2;
-  s.warms_up = s.warms_up_on_cuda = true;
+  s.warms_up = true;
   return s;
 }
 
@@ -173,14 +173,14 @@ Outcome run_step(const Subject& subject, ProcessGroups& groups, const Layout& la
 
 double relative(double a, double b) { return std::abs(a - b) / std::max(std::abs(b), 1e-12); }
 
-// Relative L2 differences: the worst of any parameter's pieces, and of all together.
+// Relative L2 differences: the worst of any parameter's pieces, and of all together, with the squares that these come from.
 struct Difference {
-  double worst = 0, total = 0;
+  double worst = 0, squares = 0, reference_squares = 0;
   std::string name = "none";
+  double total() const { return reference_squares > 0 ? std::sqrt(squares / reference_squares) : std::sqrt(squares); }
 };
 Difference difference_of(const decltype(Outcome::gradients)& pieces, const decltype(Outcome::gradients)& whole) {
   Difference d;
-  double all = 0, all_norm = 0;
   for (const auto& [name, parts] : pieces) {
     const std::vector<float>& reference = whole.at(name).front().second;
     double norm = 0, difference = 0;
@@ -190,16 +190,16 @@ Difference difference_of(const decltype(Outcome::gradients)& pieces, const declt
         const double x = double{values[i]} - reference[static_cast<size_t>(first) + i];
         difference += x * x;
       }
-    all += difference;
-    all_norm += norm;
+    d.squares += difference;
+    d.reference_squares += norm;
     const double error = norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference);
     if (!(error <= d.worst)) d.worst = error, d.name = name;
   }
-  d.total = all_norm > 0 ? std::sqrt(all / all_norm) : std::sqrt(all);
   return d;
 }
 
-void compare(const Layout& layout, const char* what, const Outcome& got, const Outcome& one, const Tolerances& t, bool leads) {
+// Throws where this rank's part differs; returns by how much its gradients do.
+Difference compare(const Layout& layout, const char* what, const Outcome& got, const Outcome& one, const Tolerances& t) {
   const auto check = [&](double error, double limit, const std::string& quantity) {
     HYSCALE_CHECK(error <= limit, what, " in layout ", layout.name, ": ", quantity, " differs by ", error, ", allowed ", limit);
   };
@@ -208,11 +208,11 @@ void compare(const Layout& layout, const char* what, const Outcome& got, const O
                                    {"evaluation loss", got.evaluated.lm, one.evaluated.lm}, {"gradient norm", got.norm, one.norm},
                                    {"indexer gradient norm", got.indexer_norm, one.indexer_norm}})
     check(relative(a, b), name == std::string("gradient norm") || name == std::string("indexer gradient norm") ? 10 * t.losses : t.losses, concat(name, " ", a, " and ", b));
-  const Difference gradients = difference_of(got.gradients, one.gradients), values = difference_of(got.values, one.values);
+  const Difference gradients = difference_of(got.gradients, one.gradients);
   // The warm-up stage takes all products of queries and keys, tens of millions here: a few lie within rounding of the relu's kink
   // in any sequence, and each moves a gradient of the indexer by some 1e-5.
   check(gradients.worst, layout.stage == Stage::warmup ? 10 * t.gradients : t.gradients, "the gradient of " + gradients.name);
-  check(gradients.total, layout.stage == Stage::warmup ? 10 * t.total_gradient : t.total_gradient, "the gradient as a whole");
+  check(gradients.total(), layout.stage == Stage::warmup ? 10 * t.total_gradient : t.total_gradient, "the gradient as a whole");
   if (t.same_selections) {
     HYSCALE_CHECK(got.expert_loads == one.expert_loads, what, " in layout ", layout.name, ": expert loads differ");
     // The last micro-batch of a data rank differs from that of one rank; of context ranks it is the same.
@@ -226,9 +226,25 @@ void compare(const Layout& layout, const char* what, const Outcome& got, const O
       }
     }
   }
-  if (leads)
+  return gradients;
+}
+
+double over_ranks(Communicator& world, double value, ReduceOp op) {
+  world.all_reduce(Tensor(&value, DType::f64, Device{}, {1}), op, {});
+  return value;
+}
+
+// One line for all ranks, from the first of those that saw the worst difference.
+void report(Communicator& world, const Layout& layout, const char* what, const Outcome& got, const Outcome& one, const Difference& gradients) {
+  Difference all = gradients;
+  all.worst = over_ranks(world, gradients.worst, ReduceOp::max);
+  all.squares = over_ranks(world, gradients.squares, ReduceOp::sum), all.reference_squares = over_ranks(world, gradients.reference_squares, ReduceOp::sum);
+  const double weights = over_ranks(world, difference_of(got.values, one.values).worst, ReduceOp::max);
+  const double last = world.size() - 1, reporter = last - over_ranks(world, gradients.worst == all.worst ? last - world.rank() : -1, ReduceOp::max);
+  if (world.rank() == static_cast<int>(reporter))
     std::printf("%-28s %-50s loss %.1e  norm %.1e  gradient %.1e, worst %.1e (%s)  weights %.1e\n", layout.name, what, relative(got.losses.lm, one.losses.lm),
-                relative(got.norm, one.norm), gradients.total, gradients.worst, gradients.name.c_str(), values.worst);
+                relative(got.norm, one.norm), all.total(), all.worst, all.name.c_str(), weights);
+  std::fflush(stdout);
 }
 
 // An index product within rounding of the relu's kink, or a tie within rounding at the k-th score, makes losses or gradients
@@ -256,7 +272,7 @@ int check_layouts(const MpiEnvironment& mpi, const Subject& subject, Device devi
   for (const Case& c : kCases) {
     std::map<std::tuple<uint64_t, Stage, bool>, Outcome> references;
     for (const Layout& layout : kLayouts) {
-      if (layout.sizes.world() != ranks || (layout.stage == Stage::warmup && !(device.is_cuda() ? subject.warms_up_on_cuda : subject.warms_up))) continue;
+      if (layout.sizes.world() != ranks || (layout.stage == Stage::warmup && !subject.warms_up)) continue;
       for (uint64_t number = 0;; ++number) {
         const std::vector<HostSequence> sequences = draw(c, number);
         const auto key = std::tuple{number, layout.stage, layout.recompute == Recompute::layer};
@@ -268,13 +284,16 @@ int check_layouts(const MpiEnvironment& mpi, const Subject& subject, Device devi
         ProcessGroups groups = make_process_groups(std::move(world), std::move(hosts), layout.sizes);
         const Outcome outcome = run_step(subject, groups, layout, sequences, device);
         std::string difference;
+        Difference gradients;
         try {
-          compare(layout, c.name, outcome, references[key], tolerances, leads);
+          gradients = compare(layout, c.name, outcome, references[key], tolerances);
         } catch (const InternalError& e) {
           difference = e.what();
         }
-        std::fflush(stdout);
-        if (!any_rank(*groups.hosts, !difference.empty())) break;
+        if (!any_rank(*groups.hosts, !difference.empty())) {
+          report(*groups.hosts, layout, c.name, outcome, references[key], gradients);
+          break;
+        }
         if (number + 1 == kDraws) throw InternalError(difference.empty() ? concat(c.name, " in layout ", layout.name, ": another rank saw a difference") : difference);
         if (leads) std::printf("%-28s %-50s drawn again (%s)\n", layout.name, c.name, difference.empty() ? "another rank" : difference.substr(0, 160).c_str());
       }

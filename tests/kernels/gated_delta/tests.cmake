@@ -1,5 +1,5 @@
 set(sources)
-foreach(op silu gate l2_norm short_conv block_pool gated_residual gated_delta block_attention ngram_hash ngram_gate visible_selection)
+foreach(op silu gate l2_norm short_conv block_pool gated_residual gated_delta block_attention ngram_hash ngram_gate)
   list(APPEND sources ${CMAKE_CURRENT_LIST_DIR}/../${op}/test_${op}.cpp)
 endforeach()
 hyscale_test(test_linear_attention_ops SOURCES ${sources} ${CMAKE_CURRENT_LIST_DIR}/test_delta_gates.cpp ${CMAKE_CURRENT_LIST_DIR}/test_delta_states.cpp DEPENDS hyscale_kernels)

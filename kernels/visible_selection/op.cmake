@@ -1,1 +1,0 @@
-hyscale_op(visible_selection SOURCES visible_selection.cpp)
