@@ -2,6 +2,7 @@
 // writing the streams: a thread per token and eight columns. Their backwards: a block per token.
 #include "kernels/common/column_sums.cuh"
 #include "kernels/common/op.h"
+#include "kernels/common/packs.cuh"
 #include "kernels/hyper_connection/hyper_connection.h"
 #include "kernels/hyper_connection/sinkhorn.h"
 
@@ -245,16 +246,6 @@ __global__ void input_gradient_kernel(const T* __restrict__ x, const float* __re
       store_pack(dx + (t * S + j) * width + c, g);
     }
   }
-}
-
-// Calls function(T{}, integral_constant<width>) for the element type and the widest access that the tensors allow.
-template <typename Function, typename... Tensors>
-void with_packs(const char* op, int64_t width, Function function, const Tensor& x, const Tensors&... others) {
-  with_float_type(x.dtype(), op, [&](auto type) {
-    if (common_pack(width, x, others...) == 8) function(type, std::integral_constant<int, 8>{});
-    else function(type, std::integral_constant<int, 1>{});
-  });
-  check_launch(op);
 }
 
 unsigned grid_of_packs(int64_t tokens, int64_t width, int pack) { return grid_for(tokens * width / pack, kThreads, 132 * 32); }
