@@ -35,7 +35,7 @@ void add_rows(int64_t tokens, std::vector<Row>& rows) {
                dkeys = memory.make(DType::f32, {tokens, kIndexDims}, "dkeys");
   zero(sum, {});
   zero(dkeys, {});
-  DenseIndexLoss l{q, k, lse, 0.0625f, index_q, weights, keys, begin, end, 1, sum, dq, dw, dkeys, {}, {}};
+  DenseIndexLoss l{q, k, lse, 0.0625f, index_q, weights, keys, begin, end, {}, 1, sum, dq, dw, dkeys, {}, {}};
   l.workspace = memory.make(DType::u8, {static_cast<int64_t>(dense_index_loss_workspace_bytes(l))}, "workspace");
   Row loss;
   loss.name = concat("dense index loss, ", tokens, " tokens");

@@ -357,7 +357,7 @@ TEST(LargeCuda, DenseAttentionAndItsIndexLoss) {
   dense_attention(a);
   const HostTensor index_q = bf16_random({n, index_heads, index_dims}, 4), w = test::random({n, index_heads}, 5, 0.03f), index_keys = bf16_random({seen, index_dims}, 6);
   HostTensor loss = test::zeros(DType::f64, {1}), dq(index_q.t().shape()), dw(w.t().shape()), dkeys = test::filled({seen, index_dims}, 0);
-  DenseIndexLoss l{q, k, lse, 0.06f, index_q, w, index_keys, begin, end, 20, loss, dq, dw, dkeys, {}, {}};
+  DenseIndexLoss l{q, k, lse, 0.06f, index_q, w, index_keys, begin, end, {}, 20, loss, dq, dw, dkeys, {}, {}};
   const HostTensor loss_space = test::workspace(dense_index_loss_workspace_bytes(l));
   l.workspace = loss_space;
   dense_index_loss(l);
@@ -373,7 +373,7 @@ TEST(LargeCuda, DenseAttentionAndItsIndexLoss) {
   const SparseRows all_index_q(DType::bf16, {tokens, index_heads, index_dims}, index_q, at), all_w(DType::f32, {tokens, index_heads}, w, at);
   const SparseRows all_keys(DType::bf16, {tokens, index_dims}, index_keys, key_at), all_dkeys(DType::f32, {tokens, index_dims});
   const DeviceTensor dev_loss(test::zeros(DType::f64, {1}), DType::f64), all_dq(DType::bf16, {tokens, index_heads, index_dims}), all_dw(DType::f32, {tokens, index_heads});
-  DenseIndexLoss loss_of_all{all_q, all_k, all_lse, 0.06f, all_index_q, all_w, all_keys, all_begin, all_end, 20, dev_loss, all_dq, all_dw, all_dkeys, {}, {}};
+  DenseIndexLoss loss_of_all{all_q, all_k, all_lse, 0.06f, all_index_q, all_w, all_keys, all_begin, all_end, {}, 20, dev_loss, all_dq, all_dw, all_dkeys, {}, {}};
   const DeviceTensor large_space(DType::u8, {static_cast<int64_t>(dense_index_loss_workspace_bytes(loss_of_all))});
   loss_of_all.workspace = large_space;
   dense_index_loss(loss_of_all);
