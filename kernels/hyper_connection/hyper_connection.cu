@@ -44,10 +44,10 @@ __global__ void coefficients_kernel(const Mix mix, float eps, int iterations, fl
   const int64_t t = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (t >= tokens) return;
 #pragma unroll
-  for (int j = 0; j < S; ++j) pre[t * S + j] = hc_sigmoid(mix(t, j)) + eps;
+  for (int j = 0; j < S; ++j) pre[t * S + j] = sigmoid(mix(t, j)) + eps;
   if (!post) return;
 #pragma unroll
-  for (int k = 0; k < S; ++k) post[t * S + k] = 2 * hc_sigmoid(mix(t, S + k));
+  for (int k = 0; k < S; ++k) post[t * S + k] = 2 * sigmoid(mix(t, S + k));
   float z[S][S], m[S][S];
   read_logits(mix, t, z);
   hc_sinkhorn<S>(z, eps, 2 * iterations - 1, m);
@@ -76,13 +76,13 @@ __global__ void coefficients_backward_kernel(const Mix mix, const CoefficientGra
   };
 #pragma unroll
   for (int j = 0; j < S; ++j) {
-    const float s = hc_sigmoid(mix(t, j));
+    const float s = sigmoid(mix(t, j));
     give(j, g.dpre[t * S + j] * s * (1 - s));
   }
   if (g.dpost) {
 #pragma unroll
     for (int k = 0; k < S; ++k) {
-      const float s = hc_sigmoid(mix(t, S + k));
+      const float s = sigmoid(mix(t, S + k));
       give(S + k, g.dpost[t * S + k] * 2 * s * (1 - s));
     }
     float z[S][S], d[S][S];
