@@ -1,5 +1,4 @@
-// What the models of all families have alike: parameters in units, layers that select into slots, counters of expert loads and
-// constants on the device.
+// What the models of all families have alike beside their layers: parameters, counters of expert loads and constants on the device.
 #pragma once
 #include <span>
 #include <vector>
@@ -28,12 +27,10 @@ class LayeredModel : public Model {
   // Once: rope frequencies of each kind on the device, in this order, and counters that the MoE layers are bound to.
   std::vector<Tensor> make_constants(Context&, std::span<const std::vector<float>> frequencies);
   bool has_constants() const { return constants_.bytes() > 0; }
-  int unit(size_t layer) const { return layer < units_.size() ? units_[layer] : -1; }  // -1 beyond both ends
 
   nlohmann::json hf_config_;
   ParameterStore store_;
   Parameter *embedding_ = nullptr, *lm_head_ = nullptr;
-  std::vector<int> slots_, units_;  // of each layer
   int head_unit_ = 0, num_slots_ = 0;
   std::vector<Moe*> moe_layers_;
 

@@ -1,5 +1,6 @@
 // A model: an ordered list of layers, its parameters, and one pair of functions.
 #pragma once
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -22,6 +23,12 @@ struct ForwardFlops {
   double selector = 0;   // index scores of every visible key
   double dense_attention = 0;  // attention over every visible key, as the warm-up stage computes it
 };
+
+// Of `positions` queries that see 1, 2, ... keys: how many they read on average when none reads more than `limit`.
+inline double mean_keys_read(double positions, double limit) {
+  const double k = std::min(positions, limit);
+  return (k * (k + 1) / 2 + (positions - k) * k) / positions;
+}
 
 class Model {
  public:

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernels/common/op.h"
+#include "kernels/elementwise/elementwise.h"
 
 namespace hyscale {
 
@@ -24,13 +25,7 @@ void adamw_ref(const AdamW& a) {
     v[i] = a.beta2 * v[i] + (1 - a.beta2) * g * g;
     master[i] -= a.lr * (m[i] * correct1 / (std::sqrt(v[i] * correct2) + a.eps) + a.weight_decay * master[i]);
   }
-  if (a.value.raw() == a.master.raw()) return;
-  for (int64_t i = 0; i < n; ++i) {
-    if (a.value.dtype() == DType::f32)
-      a.value.data<float>()[i] = master[i];
-    else
-      a.value.data<uint16_t>()[i] = float_to_bf16(master[i]);
-  }
+  if (a.value.raw() != a.master.raw()) cast(a.value, a.master, a.stream);
 }
 
 }  // namespace

@@ -1,1 +1,1 @@
-hyscale_op(adamw SOURCES adamw.cpp adamw.cu)
+hyscale_op(adamw SOURCES adamw.cpp adamw.cu DEPENDS hyscale_elementwise)

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "kernels/common/host_device.h"
 #include "kernels/common/op.h"
 #include "kernels/common/rows.h"
 
@@ -11,9 +12,6 @@ void delta_gates_cuda(const DeltaGates&);
 void delta_gates_backward_cuda(const DeltaGatesBackward&);
 
 namespace {
-
-float sigmoid(float z) { return 1 / (1 + std::exp(-z)); }
-float softplus(float z) { return std::max(z, 0.0f) + std::log1p(std::exp(-std::abs(z))); }
 
 void delta_gates_ref(const DeltaGates& g) {
   const int64_t tokens = g.a.size(0), heads = g.a.size(1);

@@ -1,13 +1,11 @@
 #include "kernels/common/cuda.cuh"
+#include "kernels/common/host_device.h"
 #include "kernels/gated_delta/delta_gates.h"
 
 namespace hyscale {
 namespace {
 
 constexpr int kThreads = 256, kSumThreads = 1024;
-
-__device__ __forceinline__ float sigmoid(float z) { return 1 / (1 + expf(-z)); }
-__device__ __forceinline__ float softplus(float z) { return fmaxf(z, 0) + log1pf(expf(-fabsf(z))); }
 
 __global__ void delta_gates_kernel(const float* __restrict__ a, const float* __restrict__ b, const float* __restrict__ a_log, const float* __restrict__ dt_bias,
                                    float* __restrict__ log_decay, float* __restrict__ beta, int64_t count, int64_t heads) {

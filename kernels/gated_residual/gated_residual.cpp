@@ -1,7 +1,6 @@
 #include "kernels/gated_residual/gated_residual.h"
 
-#include <cmath>
-
+#include "kernels/common/host_device.h"
 #include "kernels/common/op.h"
 
 namespace hyscale {
@@ -12,8 +11,6 @@ void streams_write_cuda(const StreamsWrite&);
 void streams_write_backward_cuda(const StreamsWriteBackward&);
 
 namespace {
-
-float sigmoid(float z) { return 1 / (1 + std::exp(-z)); }
 
 struct Sizes {
   int64_t tokens, streams, columns;

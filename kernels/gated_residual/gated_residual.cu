@@ -1,4 +1,4 @@
-#include "kernels/common/cuda.cuh"
+#include "kernels/common/packs.cuh"
 #include "kernels/gated_residual/gated_residual.h"
 
 namespace hyscale {
@@ -106,64 +106,44 @@ __global__ void streams_write_backward_kernel(const float* __restrict__ logits, 
 
 void streams_read_cuda(const StreamsRead& r) {
   if (r.x.elements() == 0) return;
-  with_float_type(r.x.dtype(), "streams_read", [&](auto type) {
+  with_packs("streams_read", r.x.size(1), [&](auto type, auto pack) {
     using T = decltype(type);
-    const int pack = common_pack(r.x.size(1), r.normed, r.gates, r.x);
     const int64_t packs = r.x.elements() / pack;
-    const auto launch = [&](auto kernel) {
-      kernel<<<grid_for(packs, kThreads, kMostBlocks), kThreads, 0, stream_of(r.stream)>>>(r.normed.data<T>(), r.gates.data<T>(), r.x.data<T>(), packs, r.normed.size(1),
-                                                                                           r.x.size(1));
-    };
-    pack == 8 ? launch(streams_read_kernel<T, 8>) : launch(streams_read_kernel<T, 1>);
-  });
-  check_launch("streams_read");
+    streams_read_kernel<T, pack><<<grid_for(packs, kThreads, kMostBlocks), kThreads, 0, stream_of(r.stream)>>>(r.normed.data<T>(), r.gates.data<T>(), r.x.data<T>(), packs,
+                                                                                                              r.normed.size(1), r.x.size(1));
+  }, r.x, r.normed, r.gates);
 }
 
 void streams_read_backward_cuda(const StreamsReadBackward& r) {
   if (r.dx.elements() == 0) return;
-  with_float_type(r.dx.dtype(), "streams_read_backward", [&](auto type) {
+  with_packs("streams_read_backward", r.dx.size(1), [&](auto type, auto pack) {
     using T = decltype(type);
-    const int pack = common_pack(r.dx.size(1), r.normed, r.gates, r.dx, r.dnormed, r.dgates);
     const int64_t packs = r.normed.elements() / pack;
-    const auto launch = [&](auto kernel) {
-      kernel<<<grid_for(packs, kThreads, kMostBlocks), kThreads, 0, stream_of(r.stream)>>>(r.normed.data<T>(), r.gates.data<T>(), r.dx.data<T>(), r.dnormed.data<T>(),
-                                                                                           r.dgates.data<T>(), packs, r.normed.size(1), r.dx.size(1));
-    };
-    pack == 8 ? launch(streams_read_backward_kernel<T, 8>) : launch(streams_read_backward_kernel<T, 1>);
-  });
-  check_launch("streams_read_backward");
+    streams_read_backward_kernel<T, pack><<<grid_for(packs, kThreads, kMostBlocks), kThreads, 0, stream_of(r.stream)>>>(
+        r.normed.data<T>(), r.gates.data<T>(), r.dx.data<T>(), r.dnormed.data<T>(), r.dgates.data<T>(), packs, r.normed.size(1), r.dx.size(1));
+  }, r.dx, r.normed, r.gates, r.dnormed, r.dgates);
 }
 
 void streams_write_cuda(const StreamsWrite& w) {
   if (w.out.elements() == 0) return;
-  with_float_type(w.out.dtype(), "streams_write", [&](auto type) {
+  with_packs("streams_write", w.y.size(1), [&](auto type, auto pack) {
     using T = decltype(type);
-    const int pack = common_pack(w.y.size(1), w.streams, w.y, w.out);
     const int64_t packs = w.out.elements() / pack;
-    const auto launch = [&](auto kernel) {
-      kernel<<<grid_for(packs, kThreads, kMostBlocks), kThreads, 0, stream_of(w.stream)>>>(w.streams.defined() ? w.streams.data<T>() : nullptr,
-                                                                                           w.logits.defined() ? w.logits.f32() : nullptr, w.y.data<T>(), w.out.data<T>(), packs,
-                                                                                           w.out.size(1), w.y.size(1));
-    };
-    pack == 8 ? launch(streams_write_kernel<T, 8>) : launch(streams_write_kernel<T, 1>);
-  });
-  check_launch("streams_write");
+    streams_write_kernel<T, pack><<<grid_for(packs, kThreads, kMostBlocks), kThreads, 0, stream_of(w.stream)>>>(
+        w.streams.defined() ? w.streams.data<T>() : nullptr, w.logits.defined() ? w.logits.f32() : nullptr, w.y.data<T>(), w.out.data<T>(), packs, w.out.size(1), w.y.size(1));
+  }, w.out, w.streams, w.y);
 }
 
 void streams_write_backward_cuda(const StreamsWriteBackward& w) {
   const int64_t tokens = w.dout.size(0), streams = w.dout.size(1), columns = w.dout.size(2);
   HYSCALE_CHECK(streams <= kMostStreams, "dout ", to_string(w.dout), "; at most ", kMostStreams, " streams on CUDA");
   if (tokens == 0) return;
-  with_float_type(w.dy.dtype(), "streams_write_backward", [&](auto type) {
+  const bool weighted = w.logits.defined();
+  with_packs("streams_write_backward", columns, [&](auto type, auto pack) {
     using T = decltype(type);
-    const auto launch = [&](auto kernel) {
-      const bool weighted = w.logits.defined();
-      kernel<<<grid_for(tokens, 1), kThreads, 0, stream_of(w.stream)>>>(weighted ? w.logits.f32() : nullptr, weighted ? w.y.data<T>() : nullptr, w.dout.data<T>(), w.dy.data<T>(),
-                                                                        weighted ? w.dlogits.f32() : nullptr, tokens, static_cast<int>(streams), columns);
-    };
-    common_pack(columns, w.logits.defined() ? w.y : Tensor(), w.dout, w.dy) == 8 ? launch(streams_write_backward_kernel<T, 8>) : launch(streams_write_backward_kernel<T, 1>);
-  });
-  check_launch("streams_write_backward");
+    streams_write_backward_kernel<T, pack><<<grid_for(tokens, 1), kThreads, 0, stream_of(w.stream)>>>(
+        weighted ? w.logits.f32() : nullptr, weighted ? w.y.data<T>() : nullptr, w.dout.data<T>(), w.dy.data<T>(), weighted ? w.dlogits.f32() : nullptr, tokens, static_cast<int>(streams), columns);
+  }, w.dout, weighted ? w.y : Tensor(), w.dy);
 }
 
 }  // namespace hyscale

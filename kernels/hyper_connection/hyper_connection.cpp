@@ -49,9 +49,9 @@ void coefficients(const HcCoefficients& c) {
     for (int64_t i = 0; i < width; ++i) squares += double{x[i]} * x[i];
     const float rstd = static_cast<float>(1 / std::sqrt(squares / static_cast<double>(width) + c.norm_eps));
     c.rstd.f32()[t] = rstd;
-    for (int j = 0; j < S; ++j) c.pre.f32()[t * S + j] = hc_sigmoid(rstd * mix[j] * scale[0] + base[j]) + c.eps;
+    for (int j = 0; j < S; ++j) c.pre.f32()[t * S + j] = sigmoid(rstd * mix[j] * scale[0] + base[j]) + c.eps;
     if (!c.post.defined()) continue;
-    for (int k = 0; k < S; ++k) c.post.f32()[t * S + k] = 2 * hc_sigmoid(rstd * mix[S + k] * scale[1] + base[S + k]);
+    for (int k = 0; k < S; ++k) c.post.f32()[t * S + k] = 2 * sigmoid(rstd * mix[S + k] * scale[1] + base[S + k]);
     float z[S][S], m[S][S];
     read_logits<S>(mix, rstd, base, scale[2], z);
     hc_sinkhorn<S>(z, c.eps, 2 * c.iterations - 1, m);
@@ -73,12 +73,12 @@ void coefficients_backward(const HcCoefficientsBackward& c) {
       const float *mix = c.projection.f32() + t * n, rstd = c.rstd.f32()[t];
       float *d = dz.data() + t * n, *du = c.dprojection.f32() + t * n;
       for (int j = 0; j < S; ++j) {
-        const float s = hc_sigmoid(rstd * mix[j] * scale[0] + base[j]);
+        const float s = sigmoid(rstd * mix[j] * scale[0] + base[j]);
         d[j] = c.dpre.f32()[t * S + j] * s * (1 - s);
       }
       if (n > S) {
         for (int k = 0; k < S; ++k) {
-          const float s = hc_sigmoid(rstd * mix[S + k] * scale[1] + base[S + k]);
+          const float s = sigmoid(rstd * mix[S + k] * scale[1] + base[S + k]);
           d[S + k] = c.dpost.f32()[t * S + k] * 2 * s * (1 - s);
         }
         float z[S][S], g[S][S];

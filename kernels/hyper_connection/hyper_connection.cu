@@ -2,6 +2,7 @@
 // writing the streams: a thread per token and eight columns. Their backwards: a block per token.
 #include "kernels/common/column_sums.cuh"
 #include "kernels/common/op.h"
+#include "kernels/common/packs.cuh"
 #include "kernels/hyper_connection/hyper_connection.h"
 #include "kernels/hyper_connection/sinkhorn.h"
 
@@ -43,10 +44,10 @@ __global__ void coefficients_kernel(const Mix mix, float eps, int iterations, fl
   const int64_t t = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (t >= tokens) return;
 #pragma unroll
-  for (int j = 0; j < S; ++j) pre[t * S + j] = hc_sigmoid(mix(t, j)) + eps;
+  for (int j = 0; j < S; ++j) pre[t * S + j] = sigmoid(mix(t, j)) + eps;
   if (!post) return;
 #pragma unroll
-  for (int k = 0; k < S; ++k) post[t * S + k] = 2 * hc_sigmoid(mix(t, S + k));
+  for (int k = 0; k < S; ++k) post[t * S + k] = 2 * sigmoid(mix(t, S + k));
   float z[S][S], m[S][S];
   read_logits(mix, t, z);
   hc_sinkhorn<S>(z, eps, 2 * iterations - 1, m);
@@ -75,13 +76,13 @@ __global__ void coefficients_backward_kernel(const Mix mix, const CoefficientGra
   };
 #pragma unroll
   for (int j = 0; j < S; ++j) {
-    const float s = hc_sigmoid(mix(t, j));
+    const float s = sigmoid(mix(t, j));
     give(j, g.dpre[t * S + j] * s * (1 - s));
   }
   if (g.dpost) {
 #pragma unroll
     for (int k = 0; k < S; ++k) {
-      const float s = hc_sigmoid(mix(t, S + k));
+      const float s = sigmoid(mix(t, S + k));
       give(S + k, g.dpost[t * S + k] * 2 * s * (1 - s));
     }
     float z[S][S], d[S][S];
@@ -245,16 +246,6 @@ __global__ void input_gradient_kernel(const T* __restrict__ x, const float* __re
       store_pack(dx + (t * S + j) * width + c, g);
     }
   }
-}
-
-// Calls function(T{}, integral_constant<width>) for the element type and the widest access that the tensors allow.
-template <typename Function, typename... Tensors>
-void with_packs(const char* op, int64_t width, Function function, const Tensor& x, const Tensors&... others) {
-  with_float_type(x.dtype(), op, [&](auto type) {
-    if (common_pack(width, x, others...) == 8) function(type, std::integral_constant<int, 8>{});
-    else function(type, std::integral_constant<int, 1>{});
-  });
-  check_launch(op);
 }
 
 unsigned grid_of_packs(int64_t tokens, int64_t width, int pack) { return grid_for(tokens * width / pack, kThreads, 132 * 32); }

@@ -1,18 +1,11 @@
 // Coefficients of one token and their backward, shared by the CPU and CUDA forms. S streams, known at compile time so that
 // the S x S iterates stay in registers.
 #pragma once
-#include <cmath>
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define HYSCALE_HOST_DEVICE __host__ __device__
-#else
-#define HYSCALE_HOST_DEVICE
-#endif
+#include "kernels/common/host_device.h"
 
 namespace hyscale {
-
-HYSCALE_HOST_DEVICE inline float hc_sigmoid(float z) { return 1 / (1 + expf(-z)); }
 
 // Divides each row (or column) of m by its sum + eps.
 template <int S>

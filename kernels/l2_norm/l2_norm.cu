@@ -1,5 +1,6 @@
 // One warp per row.
 #include "kernels/common/head_rows.cuh"
+#include "kernels/common/packs.cuh"
 #include "kernels/l2_norm/l2_norm.h"
 
 namespace hyscale {
@@ -61,27 +62,19 @@ __global__ void l2_norm_backward_kernel(HeadRows<T> ys, const float* __restrict_
 void l2_norm_cuda(const L2Norm& n) {
   const int64_t heads = n.x.size(1), rows = n.x.size(0) * heads, dims = n.x.size(2);
   if (rows == 0) return;
-  with_float_type(n.x.dtype(), "l2_norm", [&](auto type) {
+  with_packs("l2_norm", dims, [&](auto type, auto pack) {
     using T = decltype(type);
-    const auto launch = [&](auto kernel) {
-      kernel<<<grid_for(rows, kWarps), kWarps * 32, 0, stream_of(n.stream)>>>(HeadRows<T>(n.x), HeadRows<T>(n.y), n.eps, n.r.f32(), rows, heads, dims);
-    };
-    common_pack(dims, n.x, n.y) == 8 ? launch(l2_norm_kernel<T, 8>) : launch(l2_norm_kernel<T, 1>);
-  });
-  check_launch("l2_norm");
+    l2_norm_kernel<T, pack><<<grid_for(rows, kWarps), kWarps * 32, 0, stream_of(n.stream)>>>(HeadRows<T>(n.x), HeadRows<T>(n.y), n.eps, n.r.f32(), rows, heads, dims);
+  }, n.x, n.y);
 }
 
 void l2_norm_backward_cuda(const L2NormBackward& n) {
   const int64_t heads = n.y.size(1), rows = n.y.size(0) * heads, dims = n.y.size(2);
   if (rows == 0) return;
-  with_float_type(n.y.dtype(), "l2_norm_backward", [&](auto type) {
+  with_packs("l2_norm_backward", dims, [&](auto type, auto pack) {
     using T = decltype(type);
-    const auto launch = [&](auto kernel) {
-      kernel<<<grid_for(rows, kWarps), kWarps * 32, 0, stream_of(n.stream)>>>(HeadRows<T>(n.y), n.r.f32(), HeadRows<T>(n.dy), HeadRows<T>(n.dx), rows, heads, dims);
-    };
-    common_pack(dims, n.y, n.dy, n.dx) == 8 ? launch(l2_norm_backward_kernel<T, 8>) : launch(l2_norm_backward_kernel<T, 1>);
-  });
-  check_launch("l2_norm_backward");
+    l2_norm_backward_kernel<T, pack><<<grid_for(rows, kWarps), kWarps * 32, 0, stream_of(n.stream)>>>(HeadRows<T>(n.y), n.r.f32(), HeadRows<T>(n.dy), HeadRows<T>(n.dx), rows, heads, dims);
+  }, n.y, n.dy, n.dx);
 }
 
 }  // namespace hyscale

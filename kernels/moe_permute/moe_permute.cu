@@ -1,7 +1,7 @@
 #include <cub/device/device_radix_sort.cuh>
 
-#include "kernels/common/cuda.cuh"
 #include "kernels/common/op.h"
+#include "kernels/common/packs.cuh"
 #include "kernels/moe_permute/moe_permute.h"
 
 namespace hyscale {
@@ -86,14 +86,6 @@ __global__ void combine_backward_kernel(const T* rows, const float* __restrict__
 
 int64_t choices(const Tensor& x, const Tensor& rows) { return x.size(0) == 0 ? 1 : rows.size(0) / x.size(0); }
 
-template <typename Function>
-void with_pack(const Tensor& a, const Tensor& b, const char* op, Function function) {
-  with_float_type(a.dtype(), op, [&](auto type) {
-    common_pack(a.size(1), a, b) == 8 ? function(type, std::integral_constant<int, 8>{}) : function(type, std::integral_constant<int, 1>{});
-  });
-  check_launch(op);
-}
-
 }  // namespace
 
 void make_expert_order_cuda(const MakeExpertOrder& m) {
@@ -116,38 +108,37 @@ void make_expert_order_cuda(const MakeExpertOrder& m) {
 
 void gather_rows_cuda(const Tensor& rows, const Tensor& x, const ExpertOrder& order, Stream stream) {
   if (rows.elements() == 0) return;
-  with_pack(rows, x, "gather_rows", [&](auto type, auto width) {
+  with_packs("gather_rows", x.size(1), [&](auto type, auto pack) {
     using T = decltype(type);
-    gather_kernel<T, decltype(width)::value><<<grid_for(rows.size(0), 1), kThreads, 0, stream_of(stream)>>>(rows.data<T>(), x.data<T>(), order.slot_of_row.i32(), rows.size(0),
-                                                                                                           choices(x, rows), x.size(1));
-  });
+    gather_kernel<T, pack><<<grid_for(rows.size(0), 1), kThreads, 0, stream_of(stream)>>>(rows.data<T>(), x.data<T>(), order.slot_of_row.i32(), rows.size(0), choices(x, rows), x.size(1));
+  }, rows, x);
 }
 
 void gather_rows_backward_cuda(const Tensor& dx, const Tensor& drows, const ExpertOrder& order, bool accumulate, Stream stream) {
   if (dx.elements() == 0) return;
-  with_pack(dx, drows, "gather_rows_backward", [&](auto type, auto width) {
+  with_packs("gather_rows_backward", dx.size(1), [&](auto type, auto pack) {
     using T = decltype(type);
-    combine_kernel<T, decltype(width)::value><<<grid_for(dx.size(0), 1), kThreads, 0, stream_of(stream)>>>(dx.data<T>(), drows.data<T>(), nullptr, order.row_of_slot.i32(),
-                                                                                                          accumulate, dx.size(0), choices(dx, drows), dx.size(1));
-  });
+    combine_kernel<T, pack><<<grid_for(dx.size(0), 1), kThreads, 0, stream_of(stream)>>>(dx.data<T>(), drows.data<T>(), nullptr, order.row_of_slot.i32(), accumulate, dx.size(0),
+                                                                                         choices(dx, drows), dx.size(1));
+  }, dx, drows);
 }
 
 void combine_rows_cuda(const Tensor& y, const Tensor& rows, const Tensor& weights, const ExpertOrder& order, bool accumulate, Stream stream) {
   if (y.elements() == 0) return;
-  with_pack(y, rows, "combine_rows", [&](auto type, auto width) {
+  with_packs("combine_rows", y.size(1), [&](auto type, auto pack) {
     using T = decltype(type);
-    combine_kernel<T, decltype(width)::value><<<grid_for(y.size(0), 1), kThreads, 0, stream_of(stream)>>>(
-        y.data<T>(), rows.data<T>(), weights.f32(), order.row_of_slot.i32(), accumulate, y.size(0), choices(y, rows), y.size(1));
-  });
+    combine_kernel<T, pack><<<grid_for(y.size(0), 1), kThreads, 0, stream_of(stream)>>>(y.data<T>(), rows.data<T>(), weights.f32(), order.row_of_slot.i32(), accumulate, y.size(0),
+                                                                                        choices(y, rows), y.size(1));
+  }, y, rows);
 }
 
 void combine_rows_backward_cuda(const CombineRowsBackward& b) {
   if (b.rows.elements() == 0) return;
-  with_pack(b.rows, b.dy, "combine_rows_backward", [&](auto type, auto width) {
+  with_packs("combine_rows_backward", b.dy.size(1), [&](auto type, auto pack) {
     using T = decltype(type);
-    combine_backward_kernel<T, decltype(width)::value><<<grid_for(b.rows.size(0), 1), kThreads, 0, stream_of(b.stream)>>>(
+    combine_backward_kernel<T, pack><<<grid_for(b.rows.size(0), 1), kThreads, 0, stream_of(b.stream)>>>(
         b.rows.data<T>(), b.weights.f32(), b.dy.data<T>(), b.order.slot_of_row.i32(), b.drows.data<T>(), b.dweights.f32(), b.rows.size(0), choices(b.dy, b.rows), b.dy.size(1));
-  });
+  }, b.rows, b.dy);
 }
 
 }  // namespace hyscale

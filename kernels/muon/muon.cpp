@@ -1,6 +1,7 @@
 #include "kernels/muon/muon.h"
 
 #include "kernels/common/op.h"
+#include "kernels/elementwise/elementwise.h"
 
 namespace hyscale {
 
@@ -29,13 +30,7 @@ void muon_apply_ref(const MuonApply& a) {
   const int64_t n = a.master.elements();
 #pragma omp parallel for simd
   for (int64_t i = 0; i < n; ++i) master[i] -= a.lr * (a.scale * direction[i] + a.weight_decay * master[i]);
-  if (a.value.raw() == a.master.raw()) return;
-  for (int64_t i = 0; i < n; ++i) {
-    if (a.value.dtype() == DType::f32)
-      a.value.data<float>()[i] = master[i];
-    else
-      a.value.data<uint16_t>()[i] = float_to_bf16(master[i]);
-  }
+  if (a.value.raw() != a.master.raw()) cast(a.value, a.master, a.stream);
 }
 
 }  // namespace

@@ -1,1 +1,1 @@
-hyscale_op(muon SOURCES muon.cpp muon.cu)
+hyscale_op(muon SOURCES muon.cpp muon.cu DEPENDS hyscale_elementwise)

@@ -1,7 +1,7 @@
 // Forward: one block per stream of a token. Backward: one block per token, which sums over its streams.
 #include <cmath>
 
-#include "kernels/common/cuda.cuh"
+#include "kernels/common/packs.cuh"
 #include "kernels/ngram_gate/ngram_gate.h"
 
 namespace hyscale {
@@ -88,32 +88,23 @@ float score_scale(int64_t columns) { return 1 / std::sqrt(static_cast<float>(col
 void ngram_gate_cuda(const NgramGate& g) {
   const int64_t streams = g.keys.size(1), rows = g.keys.size(0) * streams, columns = g.keys.size(2);
   if (rows == 0) return;
-  with_float_type(g.keys.dtype(), "ngram_gate", [&](auto type) {
+  with_packs("ngram_gate", columns, [&](auto type, auto pack) {
     using T = decltype(type);
-    const auto launch = [&](auto kernel) {
-      kernel<<<grid_for(rows, 1), kThreads, 0, stream_of(g.stream)>>>(g.keys.data<T>(), g.queries.data<T>(), g.values.data<T>(), g.scores.f32(), g.out.data<T>(), rows, streams,
-                                                                      columns, score_scale(columns));
-    };
-    common_pack(columns, g.keys, g.queries, g.values, g.out) == 8 ? launch(ngram_gate_kernel<T, 8>) : launch(ngram_gate_kernel<T, 1>);
-  });
-  check_launch("ngram_gate");
+    ngram_gate_kernel<T, pack><<<grid_for(rows, 1), kThreads, 0, stream_of(g.stream)>>>(g.keys.data<T>(), g.queries.data<T>(), g.values.data<T>(), g.scores.f32(), g.out.data<T>(), rows,
+                                                                                      streams, columns, score_scale(columns));
+  }, g.keys, g.queries, g.values, g.out);
 }
 
 void ngram_gate_backward_cuda(const NgramGateBackward& g) {
   const int64_t tokens = g.keys.size(0), streams = g.keys.size(1), columns = g.keys.size(2);
   HYSCALE_CHECK(streams <= kMostStreams, "keys ", to_string(g.keys), "; at most ", kMostStreams, " streams on CUDA");
   if (tokens == 0) return;
-  with_float_type(g.keys.dtype(), "ngram_gate_backward", [&](auto type) {
+  with_packs("ngram_gate_backward", columns, [&](auto type, auto pack) {
     using T = decltype(type);
-    const auto launch = [&](auto kernel) {
-      kernel<<<grid_for(tokens, 1), kThreads, 0, stream_of(g.stream)>>>(g.keys.data<T>(), g.queries.data<T>(), g.values.data<T>(), g.scores.f32(), g.dout.data<T>(),
-                                                                        g.dkeys.data<T>(), g.dqueries.data<T>(), g.dvalues.data<T>(), tokens, static_cast<int>(streams), columns,
-                                                                        score_scale(columns));
-    };
-    common_pack(columns, g.keys, g.queries, g.values, g.dout, g.dkeys, g.dqueries, g.dvalues) == 8 ? launch(ngram_gate_backward_kernel<T, 8>)
-                                                                                                   : launch(ngram_gate_backward_kernel<T, 1>);
-  });
-  check_launch("ngram_gate_backward");
+    ngram_gate_backward_kernel<T, pack><<<grid_for(tokens, 1), kThreads, 0, stream_of(g.stream)>>>(
+        g.keys.data<T>(), g.queries.data<T>(), g.values.data<T>(), g.scores.f32(), g.dout.data<T>(), g.dkeys.data<T>(), g.dqueries.data<T>(), g.dvalues.data<T>(), tokens,
+        static_cast<int>(streams), columns, score_scale(columns));
+  }, g.keys, g.queries, g.values, g.dout, g.dkeys, g.dqueries, g.dvalues);
 }
 
 }  // namespace hyscale

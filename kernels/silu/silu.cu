@@ -1,4 +1,4 @@
-#include "kernels/common/cuda.cuh"
+#include "kernels/common/packs.cuh"
 #include "kernels/silu/silu.h"
 
 namespace hyscale {
@@ -43,29 +43,19 @@ Tensor flat(const Tensor& x) { return x.view({1, x.elements()}); }
 void silu_cuda(const Silu& s) {
   const int64_t count = s.x.elements();
   if (count == 0) return;
-  with_float_type(s.x.dtype(), "silu", [&](auto type) {
+  with_packs("silu", count, [&](auto type, auto pack) {
     using T = decltype(type);
-    const int pack = common_pack(count, flat(s.x), flat(s.y));
-    const auto launch = [&](auto kernel) {
-      kernel<<<grid_for(count / pack, kThreads, kMostBlocks), kThreads, 0, stream_of(s.stream)>>>(s.x.data<T>(), s.y.data<T>(), count / pack);
-    };
-    pack == 8 ? launch(silu_kernel<T, 8>) : launch(silu_kernel<T, 1>);
-  });
-  check_launch("silu");
+    silu_kernel<T, pack><<<grid_for(count / pack, kThreads, kMostBlocks), kThreads, 0, stream_of(s.stream)>>>(s.x.data<T>(), s.y.data<T>(), count / pack);
+  }, flat(s.x), flat(s.y));
 }
 
 void silu_backward_cuda(const SiluBackward& s) {
   const int64_t count = s.x.elements();
   if (count == 0) return;
-  with_float_type(s.x.dtype(), "silu_backward", [&](auto type) {
+  with_packs("silu_backward", count, [&](auto type, auto pack) {
     using T = decltype(type);
-    const int pack = common_pack(count, flat(s.x), flat(s.dy), flat(s.dx));
-    const auto launch = [&](auto kernel) {
-      kernel<<<grid_for(count / pack, kThreads, kMostBlocks), kThreads, 0, stream_of(s.stream)>>>(s.x.data<T>(), s.dy.data<T>(), s.dx.data<T>(), count / pack);
-    };
-    pack == 8 ? launch(silu_backward_kernel<T, 8>) : launch(silu_backward_kernel<T, 1>);
-  });
-  check_launch("silu_backward");
+    silu_backward_kernel<T, pack><<<grid_for(count / pack, kThreads, kMostBlocks), kThreads, 0, stream_of(s.stream)>>>(s.x.data<T>(), s.dy.data<T>(), s.dx.data<T>(), count / pack);
+  }, flat(s.x), flat(s.dy), flat(s.dx));
 }
 
 }  // namespace hyscale

@@ -1,4 +1,4 @@
-#include "kernels/common/cuda.cuh"
+#include "kernels/common/packs.cuh"
 #include "kernels/swiglu/swiglu.h"
 
 namespace hyscale {
@@ -49,30 +49,20 @@ __global__ void swiglu_backward_kernel(const T* gate_up, const T* __restrict__ d
 void swiglu_cuda(const Swiglu& s) {
   const int64_t rows = s.y.size(0), width = s.y.size(1);
   if (s.y.elements() == 0) return;
-  with_float_type(s.y.dtype(), "swiglu", [&](auto type) {
+  with_packs("swiglu", width, [&](auto type, auto pack) {
     using T = decltype(type);
-    const int pack = common_pack(width, s.gate_up, s.y);
-    const auto launch = [&](auto kernel) {
-      kernel<<<grid_for(rows * width / pack, kThreads, 132 * 16), kThreads, 0, stream_of(s.stream)>>>(s.gate_up.data<T>(), s.y.data<T>(), rows, width, s.limit);
-    };
-    pack == 8 ? launch(swiglu_kernel<T, 8>) : launch(swiglu_kernel<T, 1>);
-  });
-  check_launch("swiglu");
+    swiglu_kernel<T, pack><<<grid_for(rows * width / pack, kThreads, 132 * 16), kThreads, 0, stream_of(s.stream)>>>(s.gate_up.data<T>(), s.y.data<T>(), rows, width, s.limit);
+  }, s.y, s.gate_up);
 }
 
 void swiglu_backward_cuda(const SwigluBackward& s) {
   const int64_t rows = s.dy.size(0), width = s.dy.size(1);
   if (s.dy.elements() == 0) return;
-  with_float_type(s.dy.dtype(), "swiglu_backward", [&](auto type) {
+  with_packs("swiglu_backward", width, [&](auto type, auto pack) {
     using T = decltype(type);
-    const int pack = common_pack(width, s.gate_up, s.dy, s.dgate_up);
-    const auto launch = [&](auto kernel) {
-      kernel<<<grid_for(rows * width / pack, kThreads, 132 * 16), kThreads, 0, stream_of(s.stream)>>>(s.gate_up.data<T>(), s.dy.data<T>(), s.dgate_up.data<T>(), rows,
-                                                                                                      width, s.limit);
-    };
-    pack == 8 ? launch(swiglu_backward_kernel<T, 8>) : launch(swiglu_backward_kernel<T, 1>);
-  });
-  check_launch("swiglu_backward");
+    swiglu_backward_kernel<T, pack><<<grid_for(rows * width / pack, kThreads, 132 * 16), kThreads, 0, stream_of(s.stream)>>>(s.gate_up.data<T>(), s.dy.data<T>(), s.dgate_up.data<T>(),
+                                                                                                                       rows, width, s.limit);
+  }, s.dy, s.gate_up, s.dgate_up);
 }
 
 }  // namespace hyscale

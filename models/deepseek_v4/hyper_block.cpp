@@ -1,7 +1,7 @@
 #include "models/deepseek_v4/hyper_block.h"
 
 #include "kernels/rms_norm/rms_norm.h"
-#include "models/layers/linear.h"
+#include "models/layers/norm.h"
 
 namespace hyscale {
 namespace {
@@ -33,9 +33,9 @@ void HyperBlock::enter(Context& ctx, const Tensor& x, HyperConnection& hyper, co
   rms_norm({s.h, norm.value, eps_, s.u, s.rstd, ctx.stream});
 }
 
-void HyperBlock::forward(Context& ctx, Pass pass, int slot, const Tensor& x, const Tensor& out, const Tensor& inv_freq, Saved& s) {
+void HyperBlock::forward(Context& ctx, Pass pass, int slot, const Tensor& x, const Tensor& out, const V4Rope& rope, Saved& s) {
   enter(ctx, x, attention_hyper_, attention_norm_, s.attention_site);
-  attention_.forward(ctx, pass, slot, s.attention_site.u, s.attention_site.y, inv_freq, s.attention);
+  attention_.forward(ctx, pass, slot, s.attention_site.u, s.attention_site.y, rope.of(attention_.compression()), s.attention);
   s.x1 = ctx.saved->allocate(ctx.activation, x.shape());
   attention_hyper_.write(ctx, s.attention_site.y, s.x1, s.attention_site.hyper);
   enter(ctx, s.x1, feed_forward_hyper_, feed_forward_norm_, s.feed_forward_site);
@@ -46,23 +46,18 @@ void HyperBlock::forward(Context& ctx, Pass pass, int slot, const Tensor& x, con
 // du becomes dh; then everything that reaches X through h is added to d.
 void HyperBlock::leave_backward(Context& ctx, const Tensor& du, const Tensor& d, HyperConnection& hyper, const HyperConnection::Gradients& g, const Parameter& norm,
                                 const Site& s) {
-  {
-    RmsNormBackward n{s.h, norm.value, s.rstd, du, du, false, norm.grad, {}, ctx.stream};
-    const ArenaScope scope(*ctx.scratch);
-    n.workspace = workspace(ctx, rms_norm_backward_workspace_bytes(n));
-    rms_norm_backward(n);
-  }
+  rms_norm_backward(ctx, s.h, norm, s.rstd, du, du);
   hyper.read_backward(ctx, du, g, d, s.hyper);
 }
 
-void HyperBlock::backward(Context& ctx, int slot, const Tensor& d, const Tensor& inv_freq, const Saved& s) {
+void HyperBlock::backward(Context& ctx, int slot, const Tensor& d, const V4Rope& rope, const Saved& s) {
   const ArenaScope scope(*ctx.scratch);
   const Tensor dy = ctx.scratch->allocate(ctx.activation, s.attention_site.y.shape()), du = ctx.scratch->allocate(ctx.activation, dy.shape());
   HyperConnection::Gradients g = feed_forward_hyper_.write_backward(ctx, s.feed_forward_site.y, d, dy, s.feed_forward_site.hyper);
   moe_.backward(ctx, dy, du, s.moe);
   leave_backward(ctx, du, d, feed_forward_hyper_, g, feed_forward_norm_, s.feed_forward_site);
   g = attention_hyper_.write_backward(ctx, s.attention_site.y, d, dy, s.attention_site.hyper);
-  attention_.backward(ctx, slot, dy, du, inv_freq, s.attention);
+  attention_.backward(ctx, slot, dy, du, rope.of(attention_.compression()), s.attention);
   leave_backward(ctx, du, d, attention_hyper_, g, attention_norm_, s.attention_site);
 }
 

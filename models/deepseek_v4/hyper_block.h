@@ -5,6 +5,12 @@
 
 namespace hyscale {
 
+// Inverse rope frequencies on the device, f32 [rope_dim / 2]: layers with compressed entries have their own.
+struct V4Rope {
+  Tensor plain, compressed;
+  const Tensor& of(Compression c) const { return c == Compression::none ? plain : compressed; }
+};
+
 class HyperBlock {
  public:
   // Hugging Face names: prefix + attn.*, ffn.*, attn_norm.weight, ffn_norm.weight, hc_attn_*, hc_ffn_*.
@@ -21,13 +27,11 @@ class HyperBlock {
     Moe::Saved moe;
   };
   // x, out [T, S, C], two memories.
-  void forward(Context&, Pass, int slot, const Tensor& x, const Tensor& out, const Tensor& inv_freq, Saved&);
+  void forward(Context&, Pass, int slot, const Tensor& x, const Tensor& out, const V4Rope&, Saved&);
   // Turns d, the gradient of out, into that of x.
-  void backward(Context&, int slot, const Tensor& d, const Tensor& inv_freq, const Saved&);
+  void backward(Context&, int slot, const Tensor& d, const V4Rope&, const Saved&);
 
   Moe& moe() { return moe_; }
-  bool selects() const { return attention_.compression() == Compression::selected; }
-  bool compresses() const { return attention_.compression() != Compression::none; }
 
  private:
   void enter(Context&, const Tensor& x, HyperConnection&, const Parameter& norm, Site&);

@@ -9,6 +9,7 @@
 #include "kernels/sparse_attention/sparse_attention.h"
 #include "models/layers/context_rows.h"
 #include "models/layers/linear.h"
+#include "models/layers/norm.h"
 #include "models/selection_health.h"
 #include "models/layers/token_reach.h"
 
@@ -180,20 +181,14 @@ void SharedKvAttention::backward(Context& ctx, int slot, const Tensor& dy, const
 }
 
 void SharedKvAttention::backward_projections(Context& ctx, const Tensor& dq, const Tensor& drows, const Tensor& inv_freq, const Tensor& du, const Saved& s) {
-  const auto norm_backward = [&](const Tensor& x, const Parameter* weight, const Tensor& rstd, const Tensor& d) {
-    RmsNormBackward n{x, weight ? weight->value : Tensor(), rstd, d, d, false, weight ? weight->grad : Tensor(), {}, ctx.stream};
-    const ArenaScope scope(*ctx.scratch);
-    n.workspace = workspace(ctx, rms_norm_backward_workspace_bytes(n));
-    rms_norm_backward(n);
-  };
   const int64_t tokens = dq.size(0), first_token = num_entries(ctx), reach = s.reach.size(0);
   const Shape head_rows{tokens * heads_, dims_};
   const Tensor dc_q = ctx.scratch->allocate(ctx.activation, s.c_q.shape());
   rope({turned(dq), ctx.sequence->positions, inv_freq, true, true, ctx.stream});
-  norm_backward(s.q_raw.view(head_rows), nullptr, s.q_head_rstd, dq.view(head_rows));
+  rms_norm_backward(ctx, s.q_raw.view(head_rows), Parameter{}, s.q_head_rstd, dq.view(head_rows), dq.view(head_rows));
   linear_wgrad(ctx, dq.as_matrix(), s.c_q, wq_b_);
   linear_dgrad(ctx, dq.as_matrix(), wq_b_, dc_q);
-  norm_backward(s.q_latent, &q_norm_, s.q_rstd, dc_q);
+  rms_norm_backward(ctx, s.q_latent, q_norm_, s.q_rstd, dc_q, dc_q);
   linear_wgrad(ctx, dc_q, s.u, wq_a_);
   linear_dgrad(ctx, dc_q, wq_a_, du);
 
@@ -202,7 +197,7 @@ void SharedKvAttention::backward_projections(Context& ctx, const Tensor& dq, con
   const Tensor dreach = over ? ctx.scratch->allocate(ctx.activation, s.reach.shape()) : du;
   const Tensor dkv = narrowed(ctx, drows.slice(0, first_token, first_token + reach));
   rope({turned(dkv), ctx.sequence->reach.positions, inv_freq, true, true, ctx.stream});
-  norm_backward(s.kv_raw, &kv_norm_, s.kv_rstd, dkv);
+  rms_norm_backward(ctx, s.kv_raw, kv_norm_, s.kv_rstd, dkv, dkv);
   linear_wgrad(ctx, dkv, s.reach, wkv_);
   linear_dgrad(ctx, dkv, wkv_, dreach, !over);
   if (compressor_) {

@@ -25,28 +25,32 @@ Compression compression_of(const JsonReader& r, const std::string& key, const nl
   r.fail(key, type, "\"sliding_attention\", \"compressed_sparse_attention\" or \"heavily_compressed_attention\"");
 }
 
-// Layers from layer_types with compress_rates, or from compress_ratios (0, 4 or another ratio; later entries are MTP's).
-void read_layers(const JsonReader& r, V4Config& c) {
-  const bool named = r.has("layer_types");
-  const char* key = named ? "layer_types" : "compress_ratios";
-  if (!r.has(key)) throw UserError("config.json of DeepSeek-V4: \"layer_types\" or \"compress_ratios\" is missing");
+// The layers' entries in a list that may go on with MTP's.
+const nlohmann::json& layer_list(const JsonReader& r, const char* key, const V4Config& c) {
   const nlohmann::json& list = r.raw(key);
   if (!list.is_array() || list.size() < static_cast<size_t>(c.num_layers)) r.fail(key, list, concat("a list of ", c.num_layers, " entries"));
-  for (int64_t i = 0; i < c.num_layers; ++i) {
-    const nlohmann::json& entry = list[static_cast<size_t>(i)];
-    const std::string at = concat(key, "[", i, "]");
-    if (named) {
-      c.compression.push_back(compression_of(r, at, entry));
-      c.ratios.push_back(0);
-      if (c.compression.back() == Compression::none) continue;
-      if (!r.has("compress_rates")) r.fail("compress_rates", nullptr, "the ratio of each kind of compressed layer");
-      c.ratios.back() = JsonReader(r.raw("compress_rates"), "compress_rates").integer(entry.get<std::string>().c_str(), 1, 1 << 20);
-    } else {
-      if (!entry.is_number_integer() || entry < 0) r.fail(at, entry, "0, 4 or a larger ratio");
-      const int64_t ratio = entry.get<int64_t>();
-      c.ratios.push_back(ratio);
-      c.compression.push_back(ratio == 0 ? Compression::none : ratio == 4 ? Compression::selected : Compression::all);
-    }
+  return list;
+}
+
+void read_layer_types(const JsonReader& r, const std::string& path, V4Config& c) {
+  const nlohmann::json& types = layer_list(r, "layer_types", c);
+  for (size_t i = 0; i < static_cast<size_t>(c.num_layers); ++i) {
+    c.compression.push_back(compression_of(r, concat("layer_types[", i, "]"), types[i]));
+    c.ratios.push_back(0);
+    if (c.compression.back() == Compression::none) continue;
+    if (!r.has("compress_rates")) r.fail("compress_rates", nullptr, "the ratio of each kind of compressed layer");
+    c.ratios.back() = JsonReader(r.raw("compress_rates"), path + ": compress_rates").integer(types[i].get<std::string>().c_str(), 1, 1 << 20);
+  }
+}
+
+// 0: a layer without compression; 4: one that selects; else one that reads all of its entries.
+void read_compress_ratios(const JsonReader& r, V4Config& c) {
+  const nlohmann::json& ratios = layer_list(r, "compress_ratios", c);
+  for (size_t i = 0; i < static_cast<size_t>(c.num_layers); ++i) {
+    if (!ratios[i].is_number_integer() || ratios[i] < 0) r.fail(concat("compress_ratios[", i, "]"), ratios[i], "0, 4 or a larger ratio");
+    const int64_t ratio = ratios[i].get<int64_t>();
+    c.ratios.push_back(ratio);
+    c.compression.push_back(ratio == 0 ? Compression::none : ratio == 4 ? Compression::selected : Compression::all);
   }
 }
 
@@ -89,18 +93,16 @@ void read_moe(const JsonReader& r, V4Config& c) {
   m.bias_name = "bias";
   if (r.has("swiglu_limit")) m.limit = static_cast<float>(r.number("swiglu_limit"));
   if (!(m.limit > 0)) r.fail("swiglu_limit", r.raw("swiglu_limit"), "a positive number, or no such key");
-  c.hashed.resize(static_cast<size_t>(c.num_layers));
-  if (!r.has("mlp_layer_types")) {
-    const int64_t hashed = r.integer_or("num_hash_layers", 0, 0);
-    for (int64_t i = 0; i < std::min(hashed, c.num_layers); ++i) c.hashed[static_cast<size_t>(i)] = true;
+}
+
+// Hashed layers by name, or the first num_hash_layers.
+void read_hashed_layers(const JsonReader& r, V4Config& c) {
+  if (r.has("mlp_layer_types")) {
+    for (const std::string& type : r.words("mlp_layer_types", c.num_layers, {"hash_moe", "moe"})) c.hashed.push_back(type == "hash_moe");
     return;
   }
-  const nlohmann::json& types = r.raw("mlp_layer_types");
-  if (!types.is_array() || types.size() != c.hashed.size()) r.fail("mlp_layer_types", types, concat("a list of ", c.num_layers, " entries"));
-  for (size_t i = 0; i < types.size(); ++i) {
-    if (types[i] != "hash_moe" && types[i] != "moe") r.fail(concat("mlp_layer_types[", i, "]"), types[i], "\"hash_moe\" or \"moe\"");
-    c.hashed[i] = types[i] == "hash_moe";
-  }
+  const int64_t hashed = r.integer_or("num_hash_layers", 0, 0);
+  for (int64_t i = 0; i < c.num_layers; ++i) c.hashed.push_back(i < hashed);
 }
 
 }  // namespace
@@ -129,9 +131,11 @@ V4Config parse_v4_config(const nlohmann::json& json, const std::string& path) {
   if (c.index_dim < c.rope_dim) r.fail("index_head_dim", c.index_dim, concat("at least qk_rope_head_dim, ", c.rope_dim));
   c.index_k = r.integer("index_topk", 1, 1 << 20);
   c.hyper = {c.hidden_size, r.integer("hc_mult", 1, 8), r.integer_or("hc_sinkhorn_iters", 20, 1), static_cast<float>(r.number_or("hc_eps", 1e-6)), c.norm_eps};
-  read_layers(r, c);
+  if (!r.has("layer_types") && !r.has("compress_ratios")) r.fail("layer_types", nullptr, "the type of every layer, or compress_ratios");
+  r.has("layer_types") ? read_layer_types(r, path, c) : read_compress_ratios(r, c);
   read_rope(r, path, c);
   read_moe(r, c);
+  read_hashed_layers(r, c);
   return c;
 }
 

@@ -1,8 +1,9 @@
 #include "models/deepseek_v4/v4_head.h"
 
 #include "core/memory.h"
-#include "kernels/lm_head_loss/lm_head_loss.h"
 #include "kernels/rms_norm/rms_norm.h"
+#include "models/layers/norm.h"
+#include "models/layers/vocabulary.h"
 
 namespace hyscale {
 
@@ -22,27 +23,15 @@ Tensor V4Head::forward(Context& ctx, const Tensor& x, Saved& s) {
 void V4Head::loss(Context& ctx, const Tensor& x, const Tensor& labels, Parameter& lm_head, const Tensor& loss_sum) {
   const ArenaScope saved(*ctx.saved), scope(*ctx.scratch);
   Saved s;
-  LmHeadLoss l{forward(ctx, x, s), lm_head.value, labels, 0, loss_sum, {}, {}, {}, ctx.stream};
-  l.workspace = workspace(ctx, lm_head_loss_workspace_bytes(l));
-  lm_head_loss(l);
+  lm_head_loss(ctx, forward(ctx, x, s), lm_head, labels, loss_sum);
 }
 
 void V4Head::train(Context& ctx, const Tensor& x, const Tensor& labels, Parameter& lm_head, double scale, const Tensor& loss_sum, const Tensor& d) {
   const ArenaScope saved(*ctx.saved), scope(*ctx.scratch);
   Saved s;
   const Tensor out = forward(ctx, x, s), dh = ctx.scratch->allocate(ctx.activation, out.shape());
-  {
-    const ArenaScope inner(*ctx.scratch);
-    LmHeadLoss l{out, lm_head.value, labels, static_cast<float>(scale), loss_sum, dh, lm_head.grad, {}, ctx.stream};
-    l.workspace = workspace(ctx, lm_head_loss_workspace_bytes(l));
-    lm_head_loss(l);
-  }
-  {
-    const ArenaScope inner(*ctx.scratch);
-    RmsNormBackward n{s.h, norm_.value, s.rstd, dh, dh, false, norm_.grad, {}, ctx.stream};
-    n.workspace = workspace(ctx, rms_norm_backward_workspace_bytes(n));
-    rms_norm_backward(n);
-  }
+  lm_head_loss_backward(ctx, out, lm_head, labels, scale, loss_sum, dh);
+  rms_norm_backward(ctx, s.h, norm_, s.rstd, dh, dh);
   zero(d, ctx.stream);
   hyper_.read_backward(ctx, dh, {}, d, s.hyper);
 }

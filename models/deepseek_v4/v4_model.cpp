@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "core/range.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/hyper_connection/hyper_connection.h"
 #include "models/layers/linear.h"
+#include "models/layers/vocabulary.h"
 
 namespace hyscale {
 namespace {
@@ -24,7 +24,7 @@ std::string released_name(std::string name) {
 }  // namespace
 
 V4Model::V4Model(const nlohmann::json& hf_config, const std::string& path, const ModelOptions& options)
-    : LayeredModel(hf_config, options.router_bias_update_rate), config_(parse_v4_config(hf_config, path)), options_(options) {
+    : LayeredModel(hf_config, options.router_bias_update_rate), config_(parse_v4_config(hf_config, path)) {
   config_.moe.expert_rank = options.expert_rank;
   config_.moe.expert_ranks = options.expert_ranks;
   if (options.mtp && (config_.mtp_layers != 1 || options.mtp_depths != 1))
@@ -33,21 +33,18 @@ V4Model::V4Model(const nlohmann::json& hf_config, const std::string& path, const
   embedding_ = &store_.add({.name = "model.embed_tokens.weight", .shape = {config_.vocab_size, config_.hidden_size}, .kind = ParameterRole::embedding});
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     const size_t at = static_cast<size_t>(i);
-    units_.push_back(store_.begin_unit(true));
-    layers_.emplace_back(store_, concat("model.layers.", i, "."), config_, config_.compression[at], config_.ratios[at], config_.hashed[at]);
-    slots_.push_back(layers_.back().selects() ? num_slots_++ : -1);
-    moe_layers_.push_back(&layers_.back().moe());
+    const int slot = config_.compression[at] == Compression::selected ? num_slots_++ : -1;
+    moe_layers_.push_back(&layers_.add(slot, concat("model.layers.", i, "."), config_, config_.compression[at], config_.ratios[at], config_.hashed[at]).moe());
   }
   head_unit_ = store_.begin_unit(false);
   head_.emplace(store_, "model.hc_head.hc_", "model.norm.weight", config_.hyper);
   lm_head_ = &store_.add({.name = "head.weight", .shape = {config_.vocab_size, config_.hidden_size}, .kind = ParameterRole::head});
   if (!options.mtp) return;
-  mtp_.emplace(store_, mtp_prefix(), config_, *embedding_, *lm_head_);
-  moe_layers_.push_back(&mtp_->moe());
+  moe_layers_.push_back(&layers_.add_mtp(mtp_prefix(), config_, *embedding_, *lm_head_).moe());
 }
 
 SequenceNeeds V4Model::sequence_needs() const {
-  SequenceNeeds needs{mtp_ ? 1 : 0, {}, config_.window - 1};
+  SequenceNeeds needs{layers_.mtp() ? 1 : 0, {}, config_.window - 1};
   for (int64_t ratio : config_.ratios) needs.reach = std::max(needs.reach, (ratio == 4 ? 2 : 1) * ratio - 1);  // overlapping groups read two
   for (int64_t ratio : config_.ratios)
     if (ratio > 0 && std::find(needs.compression_ratios.begin(), needs.compression_ratios.end(), ratio) == needs.compression_ratios.end())
@@ -62,8 +59,7 @@ void V4Model::prepare(Context& ctx) {
                                             config_.scaled_rope ? yarn_inverse_frequencies(config_.compressed_rope_theta, config_.rope_dim, config_.yarn)
                                                                 : rope_inverse_frequencies(config_.compressed_rope_theta, config_.rope_dim)};
   const std::vector<Tensor> placed = make_constants(ctx, frequencies);
-  inv_freq_ = placed[0];
-  compressed_inv_freq_ = placed[1];
+  rope_ = {placed[0], placed[1]};
 }
 
 // The embedding in every stream.
@@ -79,94 +75,46 @@ Tensor V4Model::embed(Context& ctx) {
 void V4Model::train_step(Context& ctx, Recompute recompute) {
   prepare(ctx);
   const ArenaScope step(*ctx.saved), gradients(*ctx.scratch);
-  std::vector<LayerUse> uses(layers_.size());
-  Tensor x = embed(ctx);
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    uses[i].x = x;
-    const Tensor y = ctx.saved->allocate(ctx.activation, x.shape());
-    const Arena::Mark before_layer = ctx.saved->mark();
-    const Range range(concat("forward layer ", i).c_str());
-    store_.open(unit(i), unit(i + 1), ctx.stream);
-    layers_[i].forward(ctx, Pass::forward, slots_[i], x, y, frequencies(layers_[i]), uses[i].saved);
-    store_.close(unit(i));
-    if (recompute == Recompute::layer) ctx.saved->rewind(before_layer);
-    x = y;
-  }
-  const Tensor d = ctx.scratch->allocate(ctx.activation, x.shape());
+  std::vector<Layers::Use> uses;
+  const Tensor x = layers_.forward(ctx, recompute, embed(ctx), rope_, uses), d = ctx.scratch->allocate(ctx.activation, x.shape());
   head_->train(ctx, x, ctx.sequence->labels, *lm_head_, ctx.scales.lm, ctx.sums->lm, d);
-  if (mtp_) {
-    store_.open_for_backward(mtp_->unit(), unit(layers_.size() - 1), ctx.stream);
-    mtp_->train(ctx, recompute, x, d, inv_freq_);
-    store_.close_after_backward(mtp_->unit(), ctx.last_micro_batch, ctx.stream);
-  }
+  layers_.train_mtp(ctx, recompute, x, d, rope_);
   store_.close_after_backward(head_unit_, ctx.last_micro_batch, ctx.stream);
-  for (size_t i = layers_.size(); i-- > 0;) {
-    const ArenaScope recomputed(*ctx.saved);
-    const Range range(concat("backward layer ", i).c_str());
-    store_.open_for_backward(unit(i), unit(i - 1), ctx.stream);
-    if (recompute == Recompute::layer) {
-      // The layer's output is known; what is wanted is what its backward reads.
-      const Tensor y = ctx.saved->allocate(ctx.activation, x.shape());
-      layers_[i].forward(ctx, Pass::recompute, slots_[i], uses[i].x, y, frequencies(layers_[i]), uses[i].saved);
-    }
-    layers_[i].backward(ctx, slots_[i], d, frequencies(layers_[i]), uses[i].saved);
-    store_.close_after_backward(unit(i), ctx.last_micro_batch, ctx.stream);
-  }
-  const ArenaScope scope(*ctx.scratch);
+  layers_.backward(ctx, recompute, d, rope_, uses);
   const Tensor de = ctx.scratch->allocate(ctx.activation, {d.size(0), d.size(2)});
   hc_read({d, {}, de, ctx.stream});
-  EmbeddingBackward e{ctx.sequence->tokens, de, embedding_->grad, {}, ctx.stream};
-  e.workspace = workspace(ctx, embedding_backward_workspace_bytes(e));
-  embedding_backward(e);
-}
-
-Tensor V4Model::forward_only(Context& ctx, Tensor x) {
-  Tensor y = ctx.saved->allocate(ctx.activation, x.shape());
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    const ArenaScope scope(*ctx.saved);
-    HyperBlock::Saved saved;
-    store_.open(unit(i), unit(i + 1), ctx.stream);
-    layers_[i].forward(ctx, Pass::evaluate, slots_[i], x, y, frequencies(layers_[i]), saved);
-    store_.close(unit(i));
-    std::swap(x, y);
-  }
-  return x;
+  embedding_backward(ctx, ctx.sequence->tokens, de, *embedding_);
 }
 
 void V4Model::evaluate(Context& ctx) {
   prepare(ctx);
   const ArenaScope step(*ctx.saved);
-  const Tensor x = forward_only(ctx, embed(ctx));
+  const Tensor x = layers_.evaluate(ctx, embed(ctx), rope_);
   head_->loss(ctx, x, ctx.sequence->labels, *lm_head_, ctx.sums->lm);
-  if (!mtp_) return;
-  store_.open(mtp_->unit(), -1, ctx.stream);
-  mtp_->evaluate(ctx, x, inv_freq_);
-  store_.close(mtp_->unit());
+  layers_.evaluate_mtp(ctx, x, rope_);
 }
 
 Tensor V4Model::logits(Context& ctx, Arena& out) {
   prepare(ctx);
   const Tensor logits = out.allocate(DType::f32, {ctx.sequence->num_tokens(), config_.vocab_size});
   const ArenaScope step(*ctx.saved);
-  const Tensor x = forward_only(ctx, embed(ctx));
+  const Tensor x = layers_.evaluate(ctx, embed(ctx), rope_);
   V4Head::Saved saved;
   scratch_gemm(ctx, head_->forward(ctx, x, saved), lm_head_->value, logits, false, true);
   return logits;
 }
 
 ForwardFlops V4Model::forward_flops(int64_t tokens) const {
-  const double n = static_cast<double>(tokens), window = static_cast<double>(std::min(tokens, config_.window));
-  // Of a limit on what grows with the position: its average over positions.
-  const auto bounded = [](double positions, double limit) { return limit >= positions ? (positions + 1) / 2 : (limit * (limit + 1) / 2 + (positions - limit) * limit) / positions; };
+  const double n = static_cast<double>(tokens), window = static_cast<double>(config_.window);
   const double pair = 2.0 * static_cast<double>(config_.num_heads) * 2 * static_cast<double>(config_.head_dim);
   const double score = 2.0 * static_cast<double>(config_.index_heads * config_.index_dim);
   ForwardFlops f{2.0 * static_cast<double>(num_active_elements()), 0, 0};
   for (size_t i = 0; i < layers_.size(); ++i) {
-    f.attention += pair * bounded(n, window);
+    f.attention += pair * mean_keys_read(n, window);
     if (config_.compression[i] == Compression::none) continue;
     const double entries = n / static_cast<double>(config_.ratios[i]);
     const bool selects = config_.compression[i] == Compression::selected;
-    f.attention += pair * (selects ? bounded(entries, static_cast<double>(config_.index_k)) : entries / 2);
+    f.attention += pair * (selects ? mean_keys_read(entries, static_cast<double>(config_.index_k)) : entries / 2);
     if (selects) f.selector += score * entries / 2;
   }
   return f;

@@ -1,10 +1,10 @@
 // DeepSeek-V4: embedding copied to the residual streams, layers, contraction of the streams, final norm, LM head; MTP as an option.
 #pragma once
-#include <deque>
 #include <optional>
 
 #include "models/deepseek_v4/hyper_block.h"
 #include "models/deepseek_v4/v4_mtp.h"
+#include "models/layer_stack.h"
 #include "models/layered_model.h"
 #include "models/registry.h"
 
@@ -26,21 +26,14 @@ class V4Model : public LayeredModel {
 
  private:
   const MoeConfig& experts() const override { return config_.moe; }
-  struct LayerUse {
-    Tensor x;  // [T, S, C]
-    HyperBlock::Saved saved;
-  };
+  using Layers = LayerStack<HyperBlock, V4Mtp, V4Rope>;
   void prepare(Context&);
   Tensor embed(Context&);
-  const Tensor& frequencies(const HyperBlock& block) const { return block.compresses() ? compressed_inv_freq_ : inv_freq_; }
-  Tensor forward_only(Context&, Tensor x);  // the streams behind the last layer
 
   V4Config config_;
-  ModelOptions options_;
-  std::deque<HyperBlock> layers_;
+  Layers layers_{store_};
   std::optional<V4Head> head_;
-  std::optional<V4Mtp> mtp_;
-  Tensor inv_freq_, compressed_inv_freq_;
+  V4Rope rope_;
 };
 
 }  // namespace hyscale

@@ -5,16 +5,11 @@
 #include "kernels/hyper_connection/hyper_connection.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "models/layers/linear.h"
+#include "models/layers/norm.h"
+#include "models/layers/vocabulary.h"
 
 namespace hyscale {
 namespace {
-
-void norm_backward(Context& ctx, const Tensor& x, const Parameter& weight, const Tensor& rstd, const Tensor& d, const Tensor& dx, bool accumulate) {
-  RmsNormBackward n{x, weight.value, rstd, d, dx, accumulate, weight.grad, {}, ctx.stream};
-  const ArenaScope scope(*ctx.scratch);
-  n.workspace = workspace(ctx, rms_norm_backward_workspace_bytes(n));
-  rms_norm_backward(n);
-}
 
 // [T, S, C] as [T S, C]
 Tensor stream_rows(const Tensor& x) { return x.view({x.size(0) * x.size(1), x.size(2)}); }
@@ -61,37 +56,35 @@ void V4Mtp::join_backward(Context& ctx, const Tensor& djoined, const Tensor& d, 
   hc_read({djoined, {}, de_out, ctx.stream});
   linear_wgrad(ctx, de_out, j.e_normed, e_proj_);
   linear_dgrad(ctx, de_out, e_proj_, de);
-  norm_backward(ctx, j.embedded, enorm_, j.e_rstd, de, de, false);
-  EmbeddingBackward e{ctx.sequence->labels, de, embedding_.grad, {}, ctx.stream};
-  e.workspace = workspace(ctx, embedding_backward_workspace_bytes(e));
-  embedding_backward(e);
+  rms_norm_backward(ctx, j.embedded, enorm_, j.e_rstd, de, de);
+  embedding_backward(ctx, ctx.sequence->labels, de, embedding_);
   linear_wgrad(ctx, stream_rows(djoined), j.h_normed, h_proj_);
   linear_dgrad(ctx, stream_rows(djoined), h_proj_, dh);
-  norm_backward(ctx, stream_rows(j.x), hnorm_, j.h_rstd, dh, stream_rows(d), true);
+  rms_norm_backward(ctx, stream_rows(j.x), hnorm_, j.h_rstd, dh, stream_rows(d), true);
 }
 
-void V4Mtp::train(Context& ctx, Recompute recompute, const Tensor& x, const Tensor& d, const Tensor& inv_freq) {
+void V4Mtp::train(Context& ctx, Recompute recompute, const Tensor& x, const Tensor& d, const V4Rope& rope) {
   const ArenaScope saved(*ctx.saved), scope(*ctx.scratch);
   Joined j;
   HyperBlock::Saved layer;
   join(ctx, x, j);
   const Tensor y = ctx.saved->allocate(ctx.activation, x.shape()), dy = ctx.scratch->allocate(ctx.activation, x.shape());
   const Arena::Mark before_layer = ctx.saved->mark();
-  layer_.forward(ctx, Pass::forward, -1, j.joined, y, inv_freq, layer);
+  layer_.forward(ctx, Pass::forward, -1, j.joined, y, rope, layer);
   if (recompute == Recompute::layer) ctx.saved->rewind(before_layer);
   head_.train(ctx, y, ctx.sequence->mtp_labels.at(0), lm_head_, ctx.scales.mtp, ctx.sums->mtp, dy);
-  if (recompute == Recompute::layer) layer_.forward(ctx, Pass::recompute, -1, j.joined, y, inv_freq, layer);
-  layer_.backward(ctx, -1, dy, inv_freq, layer);
+  if (recompute == Recompute::layer) layer_.forward(ctx, Pass::recompute, -1, j.joined, y, rope, layer);
+  layer_.backward(ctx, -1, dy, rope, layer);
   join_backward(ctx, dy, d, j);
 }
 
-void V4Mtp::evaluate(Context& ctx, const Tensor& x, const Tensor& inv_freq) {
+void V4Mtp::evaluate(Context& ctx, const Tensor& x, const V4Rope& rope) {
   const ArenaScope saved(*ctx.saved);
   Joined j;
   HyperBlock::Saved layer;
   join(ctx, x, j);
   const Tensor y = ctx.saved->allocate(ctx.activation, x.shape());
-  layer_.forward(ctx, Pass::evaluate, -1, j.joined, y, inv_freq, layer);
+  layer_.forward(ctx, Pass::evaluate, -1, j.joined, y, rope, layer);
   head_.loss(ctx, y, ctx.sequence->mtp_labels.at(0), lm_head_, ctx.sums->mtp);
 }
 

@@ -13,8 +13,8 @@ class V4Mtp {
   V4Mtp(ParameterStore&, const std::string& prefix, const V4Config&, Parameter& embedding, Parameter& lm_head);
 
   // Forward, loss and backward; adds to d, the gradient of x. Both [T, S, C].
-  void train(Context&, Recompute, const Tensor& x, const Tensor& d, const Tensor& inv_freq);
-  void evaluate(Context&, const Tensor& x, const Tensor& inv_freq);  // adds to sums.mtp
+  void train(Context&, Recompute, const Tensor& x, const Tensor& d, const V4Rope&);
+  void evaluate(Context&, const Tensor& x, const V4Rope&);  // adds to sums.mtp
 
   Moe& moe() { return layer_.moe(); }
   int unit() const { return unit_; }

@@ -3,6 +3,7 @@
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "models/layers/context_rows.h"
+#include "models/layers/norm.h"
 #include "models/selection_health.h"
 
 namespace hyscale {
@@ -56,13 +57,6 @@ void DecoderLayer::sample_selection(Context& ctx, int slot, const Tensor& kv, co
                             ctx.sequence->key_begin, ctx.sequence->key_end});
 }
 
-void DecoderLayer::norm_backward(Context& ctx, const Parameter& weight, const Tensor& x, const Tensor& rstd, const Tensor& dnormed, const Tensor& dy) {
-  RmsNormBackward n{x, weight.value, rstd, dnormed, dy, true, weight.grad, {}, ctx.stream};
-  const ArenaScope scope(*ctx.scratch);
-  n.workspace = workspace(ctx, rms_norm_backward_workspace_bytes(n));
-  rms_norm_backward(n);
-}
-
 void DecoderLayer::backward(Context& ctx, int slot, const Tensor& dy, const Tensor& inv_freq, const Saved& s) {
   const ArenaScope scope(*ctx.scratch);
   const Tensor d = ctx.scratch->allocate(ctx.activation, dy.shape());
@@ -70,13 +64,13 @@ void DecoderLayer::backward(Context& ctx, int slot, const Tensor& dy, const Tens
     mlp_->backward(ctx, dy, d, s.mlp);
   else
     moe_->backward(ctx, dy, d, s.moe);
-  norm_backward(ctx, post_norm_, s.x1, s.rstd2, d, dy);
+  rms_norm_backward(ctx, s.x1, post_norm_, s.rstd2, d, dy, true);
 
   const bool teach = indexer_ && ctx.scales.index > 0;
   const Tensor head_sum = teach ? ctx.scratch->allocate(DType::f32, {dy.size(0), k_}) : Tensor();
   attention_.backward(ctx, dy, ctx.selections->get(slot, ctx.stream), inv_freq, head_sum, d, s.attention);
   if (teach) indexer_->backward(ctx, slot, head_sum, inv_freq, s.indexer);
-  norm_backward(ctx, input_norm_, s.x, s.rstd1, d, dy);
+  rms_norm_backward(ctx, s.x, input_norm_, s.rstd1, d, dy, true);
 }
 
 void DecoderLayer::warmup(Context& ctx, int slot, const Tensor& x, const Tensor& y, const Tensor& inv_freq) {

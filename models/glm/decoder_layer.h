@@ -36,7 +36,6 @@ class DecoderLayer {
   void sample_selection(Context&, int slot, const Tensor& kv, const Saved&);
   void attention_input(Context&, const Tensor& x, Saved&);
   void feed_forward(Context&, Pass, const Tensor& attention_out, const Tensor& y, Saved&);
-  void norm_backward(Context&, const Parameter& weight, const Tensor& x, const Tensor& rstd, const Tensor& dnormed, const Tensor& dy);
 
   float eps_;
   Parameter &input_norm_, &post_norm_;

@@ -19,16 +19,8 @@ float rope_theta(const JsonReader& r, const std::string& path) {
 template <typename Rule>
 std::vector<bool> layer_flags(const JsonReader& r, const char* key, const char* on, const char* off, int64_t num_layers, Rule rule) {
   std::vector<bool> flags(static_cast<size_t>(num_layers));
-  if (!r.has(key)) {
-    for (int64_t i = 0; i < num_layers; ++i) flags[static_cast<size_t>(i)] = rule(i);
-    return flags;
-  }
-  const nlohmann::json& list = r.raw(key);
-  if (!list.is_array() || list.size() != flags.size()) r.fail(key, list, concat("a list of ", num_layers, " entries"));
-  for (size_t i = 0; i < flags.size(); ++i) {
-    if (list[i] != on && list[i] != off) r.fail(concat(key, "[", i, "]"), list[i], concat('"', on, "\" or \"", off, '"'));
-    flags[i] = list[i] == on;
-  }
+  const std::vector<std::string> words = r.has(key) ? r.words(key, num_layers, {on, off}) : std::vector<std::string>();
+  for (size_t i = 0; i < flags.size(); ++i) flags[i] = words.empty() ? rule(static_cast<int64_t>(i)) : words[i] == on;
   return flags;
 }
 

@@ -1,21 +1,12 @@
 #include "models/glm/mtp.h"
 
 #include "kernels/embedding/embedding.h"
-#include "kernels/lm_head_loss/lm_head_loss.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "models/layers/linear.h"
+#include "models/layers/norm.h"
+#include "models/layers/vocabulary.h"
 
 namespace hyscale {
-namespace {
-
-void norm_backward(Context& ctx, const Tensor& x, const Parameter& weight, const Tensor& rstd, const Tensor& dy, const Tensor& dx, bool accumulate) {
-  RmsNormBackward n{x, weight.value, rstd, dy, dx, accumulate, weight.grad, {}, ctx.stream};
-  const ArenaScope scope(*ctx.scratch);
-  n.workspace = workspace(ctx, rms_norm_backward_workspace_bytes(n));
-  rms_norm_backward(n);
-}
-
-}  // namespace
 
 Mtp::Mtp(ParameterStore& store, const std::string& prefix, const GlmConfig& c, int depths, int first_slot, Parameter& embedding, Parameter& lm_head)
     : eps_(c.norm_eps),
@@ -52,11 +43,9 @@ void Mtp::join(Context& ctx, const Tensor& h, int depth, Depth& d) {
 
 void Mtp::head(Context& ctx, Depth& d, bool backward) {
   rms_norm({d.y, head_norm_.value, eps_, d.out, d.y_rstd, ctx.stream});
-  if (backward) d.dout = ctx.saved->allocate(ctx.activation, d.out.shape());
-  const ArenaScope scope(*ctx.scratch);
-  LmHeadLoss l{d.out, lm_head_.value, d.labels, static_cast<float>(ctx.scales.mtp), ctx.sums->mtp, d.dout, backward ? lm_head_.grad : Tensor(), {}, ctx.stream};
-  l.workspace = workspace(ctx, lm_head_loss_workspace_bytes(l));
-  lm_head_loss(l);
+  if (!backward) return lm_head_loss(ctx, d.out, lm_head_, d.labels, ctx.sums->mtp);
+  d.dout = ctx.saved->allocate(ctx.activation, d.out.shape());
+  lm_head_loss_backward(ctx, d.out, lm_head_, d.labels, ctx.scales.mtp, ctx.sums->mtp, d.dout);
 }
 
 void Mtp::join_backward(Context& ctx, const Tensor& dx, const Tensor& dh, const Depth& d) {
@@ -66,14 +55,13 @@ void Mtp::join_backward(Context& ctx, const Tensor& dx, const Tensor& dh, const 
   linear_wgrad(ctx, dx, d.joined, eh_proj_);
   linear_dgrad(ctx, dx, eh_proj_, djoined);
   const Tensor de = djoined.slice(1, 0, width);
-  norm_backward(ctx, d.embedded, enorm_, d.e_rstd, de, de, false);
-  EmbeddingBackward e{d.tokens, de, embedding_.grad, {}, ctx.stream};
-  e.workspace = workspace(ctx, embedding_backward_workspace_bytes(e));
-  embedding_backward(e);
-  norm_backward(ctx, d.h, hnorm_, d.h_rstd, djoined.slice(1, width, 2 * width), dh, true);
+  rms_norm_backward(ctx, d.embedded, enorm_, d.e_rstd, de, de);
+  embedding_backward(ctx, d.tokens, de, embedding_);
+  rms_norm_backward(ctx, d.h, hnorm_, d.h_rstd, djoined.slice(1, width, 2 * width), dh, true);
 }
 
 void Mtp::train(Context& ctx, Recompute recompute, const Tensor& h, const Tensor& dh, const Tensor& inv_freq) {
+  const ArenaScope saved(*ctx.saved);
   std::vector<Depth> depths(static_cast<size_t>(depths_));
   for (int i = 0; i < depths_; ++i) {
     Depth& d = depths[static_cast<size_t>(i)];
@@ -87,7 +75,7 @@ void Mtp::train(Context& ctx, Recompute recompute, const Tensor& h, const Tensor
     Depth& d = depths[static_cast<size_t>(i)];
     const ArenaScope scope(*ctx.scratch);
     const Tensor dy = ctx.scratch->allocate(ctx.activation, d.y.shape());
-    norm_backward(ctx, d.y, head_norm_, d.y_rstd, d.dout, dy, false);
+    rms_norm_backward(ctx, d.y, head_norm_, d.y_rstd, d.dout, dy);
     const ArenaScope recomputed(*ctx.saved);
     if (recompute == Recompute::layer) layer_.forward(ctx, Pass::recompute, first_slot_ + i, d.x, d.y, inv_freq, d.layer);
     layer_.backward(ctx, first_slot_ + i, dy, inv_freq, d.layer);

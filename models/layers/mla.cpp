@@ -7,6 +7,7 @@
 #include "kernels/sparse_attention/sparse_attention.h"
 #include "models/layers/context_rows.h"
 #include "models/layers/linear.h"
+#include "models/layers/norm.h"
 
 namespace hyscale {
 namespace {
@@ -116,19 +117,14 @@ void Mla::backward_latents(Context& ctx, const Tensor& dq, const Tensor& dkv, co
   const Tensor dq_flat = dq.as_matrix(), dc_q = ctx.scratch->allocate(ctx.activation, s.c_q.shape());
   linear_wgrad(ctx, dq_flat, s.c_q, q_b_);
   linear_dgrad(ctx, dq_flat, q_b_, dc_q);
-  const auto norm_backward = [&](const Tensor& x, const Parameter& weight, const Tensor& rstd, const Tensor& d) {
-    RmsNormBackward n{x, weight.value, rstd, d, d, false, weight.grad, {}, ctx.stream};
-    const ArenaScope scope(*ctx.scratch);
-    n.workspace = workspace(ctx, rms_norm_backward_workspace_bytes(n));
-    rms_norm_backward(n);
-  };
-  norm_backward(s.q_raw, q_norm_, s.q_rstd, dc_q);
+  rms_norm_backward(ctx, s.q_raw, q_norm_, s.q_rstd, dc_q, dc_q);
   linear_wgrad(ctx, dc_q, s.u, q_a_);
   linear_dgrad(ctx, dc_q, q_a_, du);
 
   const Tensor dkv_raw = narrowed(ctx, dkv);
   rotate(ctx, one_head(dkv_raw.slice(1, c.kv_rank, width)), inv_freq, true);
-  norm_backward(s.kv_raw.slice(1, 0, c.kv_rank), kv_norm_, s.kv_rstd, dkv_raw.slice(1, 0, c.kv_rank));
+  const Tensor dlatent = dkv_raw.slice(1, 0, c.kv_rank);
+  rms_norm_backward(ctx, s.kv_raw.slice(1, 0, c.kv_rank), kv_norm_, s.kv_rstd, dlatent, dlatent);
   linear_wgrad(ctx, dkv_raw, s.u, kv_a_);
   linear_dgrad(ctx, dkv_raw, kv_a_, du, true);
 }

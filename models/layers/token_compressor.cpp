@@ -4,6 +4,7 @@
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rope/rope.h"
 #include "models/layers/linear.h"
+#include "models/layers/norm.h"
 
 namespace hyscale {
 namespace {
@@ -44,9 +45,7 @@ void TokenCompressor::backward(Context& ctx, const Tensor& dentries, const Compr
   const ArenaScope scope(*ctx.scratch);
   const int64_t channels = config_.channels();
   rotate(ctx, dentries, e, inv_freq, true);
-  RmsNormBackward n{s.pooled, norm_.value, s.rstd, dentries, dentries, false, norm_.grad, {}, ctx.stream};
-  n.workspace = workspace(ctx, rms_norm_backward_workspace_bytes(n));
-  rms_norm_backward(n);
+  rms_norm_backward(ctx, s.pooled, norm_, s.rstd, dentries, dentries);
   const Tensor d = ctx.scratch->allocate(ctx.activation, s.keys_gates.shape());
   CompressorBackward c{s.keys_gates.slice(1, 0, channels), s.keys_gates.slice(1, channels, 2 * channels), ape_.value, e.first_token, e.positions, dentries,
                        d.slice(1, 0, channels), d.slice(1, channels, 2 * channels), ape_.grad, {}, ctx.stream};

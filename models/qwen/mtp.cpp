@@ -3,6 +3,7 @@
 #include "kernels/embedding/embedding.h"
 #include "kernels/gated_residual/gated_residual.h"
 #include "models/layers/linear.h"
+#include "models/layers/vocabulary.h"
 #include "models/qwen/zero_centred_norm.h"
 
 namespace hyscale {
@@ -55,9 +56,7 @@ void QwenMtp::join_backward(Context& ctx, const Tensor& dx, const Tensor& d, con
   linear_wgrad(ctx, de_out, s.e_normed, proj_e_);
   linear_dgrad(ctx, de_out, proj_e_, de);
   group_norm_backward(ctx, s.embedded, norm_e_, s.e_rstd, de, de);
-  EmbeddingBackward e{s.tokens, de, embedding_.grad, {}, ctx.stream};
-  e.workspace = workspace(ctx, embedding_backward_workspace_bytes(e));
-  embedding_backward(e);
+  embedding_backward(ctx, s.tokens, de, embedding_);
   linear_wgrad(ctx, stream_rows(dx), stream_rows(s.h_normed), proj_h_);
   linear_dgrad(ctx, stream_rows(dx), proj_h_, stream_rows(dh));
   group_norm_backward(ctx, s.streams.as_matrix(), norm_h_, s.h_rstd, dh.as_matrix(), d.as_matrix(), true);

@@ -98,20 +98,14 @@ NgramConfig ngram_config(const JsonReader& r) {
 
 // Sparse layers have had three names; released files say full_attention.
 std::vector<bool> sparse_layers(const JsonReader& r, int64_t num_layers) {
-  if (!r.has("layer_types")) {
-    const int64_t interval = r.integer("full_attention_interval", 1);
-    std::vector<bool> flags(static_cast<size_t>(num_layers));
-    for (int64_t i = 0; i < num_layers; ++i) flags[static_cast<size_t>(i)] = (i + 1) % interval == 0;
+  std::vector<bool> flags;
+  if (r.has("layer_types")) {
+    for (const std::string& type : r.words("layer_types", num_layers, {"linear_attention", "qwen_sparse_attention", "full_attention", "deepseek_sparse_attention"}))
+      flags.push_back(type != "linear_attention");
     return flags;
   }
-  const nlohmann::json& list = r.raw("layer_types");
-  if (!list.is_array() || static_cast<int64_t>(list.size()) != num_layers) r.fail("layer_types", list, concat("a list of ", num_layers, " entries"));
-  std::vector<bool> flags;
-  for (size_t i = 0; i < list.size(); ++i) {
-    const bool sparse = list[i] == "qwen_sparse_attention" || list[i] == "full_attention" || list[i] == "deepseek_sparse_attention";
-    if (!sparse && list[i] != "linear_attention") r.fail(concat("layer_types[", i, "]"), list[i], "\"linear_attention\" or \"qwen_sparse_attention\"");
-    flags.push_back(sparse);
-  }
+  const int64_t interval = r.integer("full_attention_interval", 1);
+  for (int64_t i = 0; i < num_layers; ++i) flags.push_back((i + 1) % interval == 0);
   return flags;
 }
 

@@ -1,7 +1,7 @@
 #include "models/qwen/qwen_head.h"
 
 #include "core/memory.h"
-#include "kernels/lm_head_loss/lm_head_loss.h"
+#include "models/layers/vocabulary.h"
 
 namespace hyscale {
 
@@ -14,21 +14,14 @@ Tensor QwenHead::forward(Context& ctx, const Tensor& streams, GatedResidual::Sav
 void QwenHead::loss(Context& ctx, const Tensor& streams, const Tensor& labels, Parameter& lm_head, const Tensor& loss_sum) {
   const ArenaScope saved(*ctx.saved), scope(*ctx.scratch);
   GatedResidual::Saved s;
-  LmHeadLoss l{forward(ctx, streams, s), lm_head.value, labels, 0, loss_sum, {}, {}, {}, ctx.stream};
-  l.workspace = workspace(ctx, lm_head_loss_workspace_bytes(l));
-  lm_head_loss(l);
+  lm_head_loss(ctx, forward(ctx, streams, s), lm_head, labels, loss_sum);
 }
 
 void QwenHead::train(Context& ctx, const Tensor& streams, const Tensor& labels, Parameter& lm_head, double scale, const Tensor& loss_sum, const Tensor& d) {
   const ArenaScope saved(*ctx.saved), scope(*ctx.scratch);
   GatedResidual::Saved s;
   const Tensor h = forward(ctx, streams, s), dh = ctx.scratch->allocate(ctx.activation, h.shape());
-  {
-    const ArenaScope inner(*ctx.scratch);
-    LmHeadLoss l{h, lm_head.value, labels, static_cast<float>(scale), loss_sum, dh, lm_head.grad, {}, ctx.stream};
-    l.workspace = workspace(ctx, lm_head_loss_workspace_bytes(l));
-    lm_head_loss(l);
-  }
+  lm_head_loss_backward(ctx, h, lm_head, labels, scale, loss_sum, dh);
   zero(d, ctx.stream);
   mixer_.read_backward(ctx, dh, {}, d, s);
 }

@@ -1,8 +1,5 @@
 // Times sparse attention forward and backward at GLM's latent shape: 64 heads, 576/512, k = 2048, for random ids and for ids of
 // which 64 neighbouring queries share 90%, with 64K and 1M rows. Sampled results are checked against f64 on the host.
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -14,98 +11,46 @@
 namespace hyscale::bench {
 namespace {
 
-using bf16 = __nv_bfloat16;
 constexpr int kHeads = 64, kDk = 576, kDv = 512, kK = 2048;
 
-__host__ __device__ uint64_t mix(uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-  return z ^ (z >> 31);
-}
-__global__ void fill_normal(bf16* to, int64_t count, uint64_t seed) {
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    const uint64_t z = mix(static_cast<uint64_t>(i) * 0x9E3779B97F4A7C15ull + seed);
-    const float u = static_cast<float>((z & 0xffffff) + 1) / 16777217.f, v = static_cast<float>(z >> 24 & 0xffffff) / 16777216.f;
-    to[i] = __float2bfloat16(sqrtf(-2 * logf(u)) * cospif(2 * v));
-  }
-}
-// One id from each of k equal ranges of rows; `shared` of ten ranges draw alike for 64 neighbouring queries.
-__global__ void fill_ids(int32_t* ids, int32_t* counts, int64_t rows, int shared) {
-  const int64_t t = blockIdx.x, range = rows / kK;
-  for (int j = static_cast<int>(threadIdx.x); j < kK; j += static_cast<int>(blockDim.x)) {
-    const uint64_t owner = j % 10 < shared ? static_cast<uint64_t>(t / 64) : static_cast<uint64_t>(t) + (uint64_t{1} << 40);
-    ids[t * kK + j] = static_cast<int32_t>(j * range + static_cast<int64_t>(mix(owner * 4096 + static_cast<uint64_t>(j) + 0x9E3779B97F4A7C15ull) % static_cast<uint64_t>(range)));
-  }
-  if (threadIdx.x == 0) counts[t] = kK;
-}
-
-template <typename T>
-std::vector<T> download(const void* from, int64_t count) {
-  std::vector<T> to(static_cast<size_t>(count));
-  copy_bytes(to.data(), {}, from, kCuda, to.size() * sizeof(T), {});
-  synchronize(kCuda, {});
-  return to;
-}
-double value(uint16_t x) { return bf16_to_float(x); }
-
 struct Problem {
-  Buffer q, kv, ids, counts, out, lse, dout, dq, dkv, head_sum, workspace;
+  Memory memory;
   SparseAttentionForward forward;
   SparseAttentionBackward backward;
-  Problem(int64_t queries, int64_t rows, int shared);
+  Problem(int64_t queries, int64_t rows, int shared) {
+    const Shape of_queries{queries, kHeads, kDk}, of_values{queries, kHeads, kDv};
+    const Selection selection = spread_selection(memory, queries, kK, rows, shared);
+    forward = {memory.normal(of_queries, 1), memory.normal({rows, kDk}, 2), selection, 1.f / 24, memory.make(DType::bf16, of_values, "out"), memory.make(DType::f32, {queries, kHeads}, "lse"), {}, {}};
+    backward = {forward.q, forward.kv, selection, forward.scale, forward.out, forward.lse, memory.normal(of_values, 3), memory.make(DType::bf16, of_queries, "dq"),
+                memory.make(DType::f32, {rows, kDk}, "dkv"), memory.make(DType::f32, {queries, kK}, "head_sum"), true, {}, {}};
+    backward.workspace = memory.make(DType::u8, {static_cast<int64_t>(sparse_attention_backward_workspace_bytes(backward))}, "workspace");
+    zero(backward.dkv, {});
+  }
 };
-
-Problem::Problem(int64_t queries, int64_t rows, int shared) {
-  const auto make = [](Buffer& b, DType dtype, Shape shape, const char* name) {
-    b = Buffer(kCuda, static_cast<size_t>(shape.elements()) * dtype_bytes(dtype), name);
-    return Tensor(b.data(), dtype, kCuda, shape);
-  };
-  const Selection selection{make(ids, DType::i32, {queries, kK}, "ids"), make(counts, DType::i32, {queries}, "counts")};
-  forward = {make(q, DType::bf16, {queries, kHeads, kDk}, "q"), make(kv, DType::bf16, {rows, kDk}, "kv"), selection, 1.f / 24,
-             make(out, DType::bf16, {queries, kHeads, kDv}, "out"), make(lse, DType::f32, {queries, kHeads}, "lse"), {}, {}};
-  backward = {forward.q, forward.kv, selection, forward.scale, forward.out, forward.lse, make(dout, DType::bf16, {queries, kHeads, kDv}, "dout"),
-              make(dq, DType::bf16, {queries, kHeads, kDk}, "dq"), make(dkv, DType::f32, {rows, kDk}, "dkv"),
-              make(head_sum, DType::f32, {queries, kK}, "head_sum"), true, {}, {}};
-  backward.workspace = make(workspace, DType::u8, {static_cast<int64_t>(sparse_attention_backward_workspace_bytes(backward))}, "workspace");
-  fill_normal<<<2048, 256>>>(static_cast<bf16*>(q.data()), forward.q.elements(), 1);
-  fill_normal<<<2048, 256>>>(static_cast<bf16*>(kv.data()), forward.kv.elements(), 2);
-  fill_normal<<<2048, 256>>>(static_cast<bf16*>(dout.data()), backward.dout.elements(), 3);
-  fill_ids<<<static_cast<unsigned>(queries), 256>>>(static_cast<int32_t*>(ids.data()), static_cast<int32_t*>(counts.data()), rows, shared);
-  zero(backward.dkv, {});
-}
 
 // Largest relative L2 error of out and dq over sampled (query, head), against f64 from the device's own inputs.
 std::pair<double, double> errors(const Problem& p, int64_t queries) {
   double worst_out = 0, worst_dq = 0;
   for (int64_t t : {int64_t{0}, queries / 3, queries - 1}) {
-    const int h = static_cast<int>(t % kHeads);
-    const auto ids = download<int32_t>(p.forward.selection.indices.i32() + t * kK, kK);
-    const auto q = download<uint16_t>(p.forward.q.data<uint16_t>() + (t * kHeads + h) * kDk, kDk);
-    const auto dout = download<uint16_t>(p.backward.dout.data<uint16_t>() + (t * kHeads + h) * kDv, kDv);
-    const auto got = download<uint16_t>(p.forward.out.data<uint16_t>() + (t * kHeads + h) * kDv, kDv);
-    const auto got_dq = download<uint16_t>(p.backward.dq.data<uint16_t>() + (t * kHeads + h) * kDk, kDk);
-    std::vector<std::vector<uint16_t>> rows;
-    for (int32_t id : ids) rows.push_back(download<uint16_t>(p.forward.kv.data<uint16_t>() + static_cast<int64_t>(id) * kDk, kDk));
+    const int64_t at = t * kHeads + t % kHeads;
+    const std::vector<double> q = download_bf16(p.forward.q, at * kDk, kDk), dout = download_bf16(p.backward.dout, at * kDv, kDv);
+    std::vector<std::vector<double>> rows;
+    for (int32_t id : download<int32_t>(p.forward.selection.indices, t * kK, kK)) rows.push_back(download_bf16(p.forward.kv, int64_t{id} * kDk, kDk));
     std::vector<double> weight(kK), dp(kK), out(kDv), dq(kDk);
     double total = 0, delta = 0;
     for (int j = 0; j < kK; ++j) {
-      for (int d = 0; d < kDk; ++d) weight[j] += value(q[d]) * value(rows[j][d]) / 24;
+      for (int d = 0; d < kDk; ++d) weight[j] += q[d] * rows[j][d] / 24;
       total += weight[j] = std::exp(weight[j]);
     }
     for (int j = 0; j < kK; ++j) {
       weight[j] /= total;
-      for (int d = 0; d < kDv; ++d) out[d] += weight[j] * value(rows[j][d]), dp[j] += value(dout[d]) * value(rows[j][d]);
+      for (int d = 0; d < kDv; ++d) out[d] += weight[j] * rows[j][d], dp[j] += dout[d] * rows[j][d];
       delta += weight[j] * dp[j];
     }
     for (int j = 0; j < kK; ++j)
-      for (int d = 0; d < kDk; ++d) dq[d] += weight[j] * (dp[j] - delta) / 24 * value(rows[j][d]);
-    const auto error = [](const std::vector<uint16_t>& x, const std::vector<double>& y) {
-      double difference = 0, norm = 0;
-      for (size_t i = 0; i < y.size(); ++i) difference += std::pow(value(x[i]) - y[i], 2), norm += y[i] * y[i];
-      return std::isfinite(difference) ? std::sqrt(difference / norm) : INFINITY;
-    };
-    worst_out = std::max(worst_out, error(got, out));
-    worst_dq = std::max(worst_dq, error(got_dq, dq));
+      for (int d = 0; d < kDk; ++d) dq[d] += weight[j] * (dp[j] - delta) / 24 * rows[j][d];
+    worst_out = std::max(worst_out, relative_error(download_bf16(p.forward.out, at * kDv, kDv), out));
+    worst_dq = std::max(worst_dq, relative_error(download_bf16(p.backward.dq, at * kDk, kDk), dq));
   }
   return {worst_out, worst_dq};
 }
@@ -137,18 +82,17 @@ struct LossProblem {
 double loss_error(const IndexLoss& l, int64_t queries) {
   double worst = 0;
   for (int64_t t : {int64_t{0}, queries / 3, queries - 1}) {
-    const auto ids = download<int32_t>(l.selection.indices.i32() + t * kK, kK);
-    const auto head_sum = download<float>(l.head_sum.f32() + t * kK, kK);
-    const auto q = download<uint16_t>(l.q.data<uint16_t>() + t * kIndexHeads * kIndexDims, kIndexHeads * kIndexDims);
-    const auto got = download<uint16_t>(l.dq.data<uint16_t>() + t * kIndexHeads * kIndexDims, kIndexHeads * kIndexDims);
-    std::vector<std::vector<uint16_t>> keys;
-    for (int32_t id : ids) keys.push_back(download<uint16_t>(l.keys.data<uint16_t>() + static_cast<int64_t>(id) * kIndexDims, kIndexDims));
+    constexpr int64_t kNumbers = kIndexHeads * kIndexDims;
+    const std::vector<float> head_sum = download<float>(l.head_sum, t * kK, kK);
+    const std::vector<double> q = download_bf16(l.q, t * kNumbers, kNumbers);
+    std::vector<std::vector<double>> keys;
+    for (int32_t id : download<int32_t>(l.selection.indices, t * kK, kK)) keys.push_back(download_bf16(l.keys, int64_t{id} * kIndexDims, kIndexDims));
     std::vector<double> products(static_cast<size_t>(kK) * kIndexHeads), scores(kK), dq(static_cast<size_t>(kIndexHeads) * kIndexDims);
     double teacher = 0, student = 0, top = 0;
     for (int j = 0; j < kK; ++j) {
       for (int h = 0; h < kIndexHeads; ++h) {
         double dot = 0;
-        for (int d = 0; d < kIndexDims; ++d) dot += value(q[h * kIndexDims + d]) * value(keys[j][d]);
+        for (int d = 0; d < kIndexDims; ++d) dot += q[h * kIndexDims + d] * keys[j][d];
         products[j * kIndexHeads + h] = dot;
         scores[j] += std::max(dot, 0.0);
       }
@@ -159,19 +103,11 @@ double loss_error(const IndexLoss& l, int64_t queries) {
     for (int j = 0; j < kK; ++j) {
       const double g = l.grad_scale * (std::exp(scores[j] - top) / student - head_sum[j] / teacher);
       for (int h = 0; h < kIndexHeads; ++h)
-        for (int d = 0; d < kIndexDims && products[j * kIndexHeads + h] > 0; ++d) dq[h * kIndexDims + d] += g * value(keys[j][d]);
+        for (int d = 0; d < kIndexDims && products[j * kIndexHeads + h] > 0; ++d) dq[h * kIndexDims + d] += g * keys[j][d];
     }
-    double difference = 0, norm = 0;
-    for (size_t i = 0; i < dq.size(); ++i) difference += std::pow(value(got[i]) - dq[i], 2), norm += dq[i] * dq[i];
-    worst = std::max(worst, std::isfinite(difference) ? std::sqrt(difference / norm) : INFINITY);
+    worst = std::max(worst, relative_error(download_bf16(l.dq, t * kNumbers, kNumbers), dq));
   }
   return worst;
-}
-
-std::string verdict(double error) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%s: relative error %.1e", error < 1e-2 ? "right" : "WRONG", error);
-  return text;
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "bench/bench.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include "core/range.h"
@@ -27,6 +28,15 @@ __global__ void normal_kernel(bf16* to, int64_t count, uint64_t seed) {
 __global__ void uniform_kernel(float* to, int64_t count, uint64_t seed, float low, float high) {
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += static_cast<int64_t>(gridDim.x) * blockDim.x)
     to[i] = low + (high - low) * (static_cast<float>(mix(static_cast<uint64_t>(i) * 0x9E3779B97F4A7C15ull + seed) >> 40) / 16777216.f);
+}
+
+__global__ void selection_kernel(int32_t* indices, int32_t* counts, int64_t k, int64_t keys, int shared) {
+  const int64_t t = blockIdx.x, range = keys / k;
+  for (int64_t j = threadIdx.x; j < k; j += blockDim.x) {
+    const uint64_t owner = j % 10 < shared ? static_cast<uint64_t>(t / 64) : static_cast<uint64_t>(t) + (uint64_t{1} << 40);
+    indices[t * k + j] = static_cast<int32_t>(j * range + static_cast<int64_t>(mix(owner * 4096 + static_cast<uint64_t>(j) + 0x9E3779B97F4A7C15ull) % static_cast<uint64_t>(range)));
+  }
+  if (threadIdx.x == 0) counts[t] = static_cast<int32_t>(k);
 }
 
 class Events {
@@ -62,6 +72,30 @@ Tensor Memory::uniform(Shape shape, uint64_t seed, float low, float high) {
   const Tensor t = make(DType::f32, shape, "benchmark input");
   uniform_kernel<<<2048, 256>>>(t.f32(), t.elements(), seed, low, high);
   return t;
+}
+
+Selection spread_selection(Memory& memory, int64_t queries, int64_t k, int64_t keys, int shared) {
+  const Selection s{memory.make(DType::i32, {queries, k}, "indices"), memory.make(DType::i32, {queries}, "counts")};
+  selection_kernel<<<static_cast<unsigned>(queries), 256>>>(s.indices.i32(), s.counts.i32(), k, keys, shared);
+  return s;
+}
+
+std::vector<double> download_bf16(const Tensor& t, int64_t first, int64_t count) {
+  std::vector<double> numbers;
+  for (uint16_t bits : download<uint16_t>(t, first, count)) numbers.push_back(bf16_to_float(bits));
+  return numbers;
+}
+
+double relative_error(const std::vector<double>& result, const std::vector<double>& expected) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < expected.size(); ++i) difference += std::pow(result[i] - expected[i], 2), norm += expected[i] * expected[i];
+  return std::isfinite(difference) ? std::sqrt(difference / norm) : INFINITY;
+}
+
+std::string verdict(double error) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%s: relative error %.1e", error < 1e-2 ? "right" : "WRONG", error);
+  return text;
 }
 
 double median_ms(const std::function<void()>& work, int runs) {

@@ -1,4 +1,4 @@
-// What every benchmark shares: device memory, made-up data, timing, the rate that cuBLAS sustains, and the table.
+// What every benchmark shares: device memory, made-up data, checks, timing, the rate that cuBLAS sustains, and the table.
 #pragma once
 #include <functional>
 #include <map>
@@ -8,6 +8,7 @@
 
 #include "core/memory.h"
 #include "core/tensor.h"
+#include "kernels/flash_topk/selection.h"
 
 namespace hyscale::bench {
 
@@ -23,6 +24,23 @@ class Memory {
  private:
   std::vector<Buffer> buffers_;
 };
+
+// k of `keys` keys per query, one from each of k equal ranges; `shared` of ten ranges draw alike for 64 neighbouring queries.
+Selection spread_selection(Memory&, int64_t queries, int64_t k, int64_t keys, int shared);
+
+// Elements [first, first + count) of a device tensor, on the host.
+template <typename T>
+std::vector<T> download(const Tensor& t, int64_t first, int64_t count) {
+  std::vector<T> host(static_cast<size_t>(count));
+  copy_bytes(host.data(), {}, t.data<T>() + first, kCuda, host.size() * sizeof(T), {});
+  synchronize(kCuda, {});
+  return host;
+}
+std::vector<double> download_bf16(const Tensor&, int64_t first, int64_t count);
+// ||result - expected|| / ||expected||; infinite where the result is not finite.
+double relative_error(const std::vector<double>& result, const std::vector<double>& expected);
+// Of a bf16 result against f64: right below 1e-2.
+std::string verdict(double error);
 
 // Median milliseconds of one call; runs after one call that is not timed.
 double median_ms(const std::function<void()>&, int runs);

@@ -16,22 +16,9 @@ namespace {
 constexpr int kHeads = 24, kGroups = 2, kDims = 256, kBlocks = 512, kRatio = 4;
 constexpr double kScale = 1.0 / 16;
 
-__device__ uint64_t mix(uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-  return z ^ (z >> 31);
-}
-// One block from each of equal ranges; `shared` of ten ranges draw alike for 64 neighbouring queries. Queries are the last tokens.
-__global__ void fill_blocks(int32_t* ids, int32_t* counts, int32_t* positions, int64_t blocks, int64_t first_row, int shared) {
-  const int64_t t = blockIdx.x, range = blocks / kBlocks;
-  for (int j = static_cast<int>(threadIdx.x); j < kBlocks; j += static_cast<int>(blockDim.x)) {
-    const uint64_t owner = j % 10 < shared ? static_cast<uint64_t>(t / 64) : static_cast<uint64_t>(t) + (uint64_t{1} << 40);
-    ids[t * kBlocks + j] = static_cast<int32_t>(j * range + static_cast<int64_t>(mix(owner * 4096 + static_cast<uint64_t>(j) + 0x9E3779B97F4A7C15ull) % static_cast<uint64_t>(range)));
-  }
-  if (threadIdx.x == 0) counts[t] = kBlocks, positions[t] = static_cast<int32_t>(first_row + t);
-}
-__global__ void fill_first_tokens(int32_t* first_token, int64_t blocks) {
-  for (int64_t e = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; e < blocks; e += static_cast<int64_t>(gridDim.x) * blockDim.x) first_token[e] = static_cast<int32_t>(kRatio * e);
+// first, first + step, ...
+__global__ void fill_steps(int32_t* to, int64_t count, int64_t first, int64_t step) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += static_cast<int64_t>(gridDim.x) * blockDim.x) to[i] = static_cast<int32_t>(first + step * i);
 }
 
 struct Problem {
@@ -41,7 +28,7 @@ struct Problem {
   Problem(int64_t queries, int64_t rows, int shared) {
     const Shape of_queries{queries, kHeads, kDims}, of_keys{rows, kGroups, kDims};
     const int64_t blocks = rows / kRatio;
-    const Selection selection{memory.make(DType::i32, {queries, kBlocks}, "blocks"), memory.make(DType::i32, {queries}, "counts")};
+    const Selection selection = spread_selection(memory, queries, kBlocks, blocks, shared);
     const AttendedBlocks attended{kRatio, memory.make(DType::i32, {blocks}, "first tokens"), memory.make(DType::i32, {queries}, "positions"), selection, rows - queries};
     forward = {memory.normal(of_queries, 1), memory.normal(of_keys, 2), memory.normal(of_keys, 3), attended, static_cast<float>(kScale), memory.make(DType::bf16, of_queries, "out"),
                memory.make(DType::f32, {queries, kHeads}, "lse"), {}, {}};
@@ -52,28 +39,10 @@ struct Problem {
     backward.workspace = workspace(block_attention_backward_workspace_bytes(backward));
     zero(backward.dk, {});
     zero(backward.dv, {});
-    fill_blocks<<<static_cast<unsigned>(queries), 256>>>(selection.indices.i32(), selection.counts.i32(), attended.positions.i32(), blocks, attended.first_row, shared);
-    fill_first_tokens<<<256, 256>>>(attended.first_token.i32(), blocks);
+    fill_steps<<<256, 256>>>(attended.first_token.i32(), blocks, 0, kRatio);
+    fill_steps<<<256, 256>>>(attended.positions.i32(), queries, attended.first_row, 1);  // queries are the last tokens
   }
 };
-
-template <typename T>
-std::vector<T> download(const T* from, int64_t count) {
-  std::vector<T> to(static_cast<size_t>(count));
-  copy_bytes(to.data(), {}, from, kCuda, to.size() * sizeof(T), {});
-  synchronize(kCuda, {});
-  return to;
-}
-std::vector<double> numbers(const Tensor& t, int64_t at, int64_t count) {
-  std::vector<double> x;
-  for (uint16_t bits : download(t.data<uint16_t>() + at, count)) x.push_back(bf16_to_float(bits));
-  return x;
-}
-double relative_error(const std::vector<double>& x, const std::vector<double>& y) {
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < y.size(); ++i) difference += std::pow(x[i] - y[i], 2), norm += y[i] * y[i];
-  return std::isfinite(difference) ? std::sqrt(difference / norm) : INFINITY;
-}
 
 // Largest relative L2 error of out and dq over sampled (query, head), against f64 from the device's own inputs.
 std::pair<double, double> errors(const Problem& p, int64_t queries) {
@@ -82,23 +51,23 @@ std::pair<double, double> errors(const Problem& p, int64_t queries) {
   for (int64_t t : {int64_t{0}, queries / 3, queries - 1}) {
     const int64_t head = t % kHeads, group = head / (kHeads / kGroups), at = (t * kHeads + head) * kDims;
     std::vector<int64_t> rows;
-    for (int32_t e : download(b.selection.indices.i32() + t * kBlocks, kBlocks))
+    for (int32_t e : download<int32_t>(b.selection.indices, t * kBlocks, kBlocks))
       for (int i = 0; i < kRatio; ++i) rows.push_back(int64_t{kRatio} * e + i);
     const int64_t own = b.first_row + t;
     for (int64_t i = own + 1 - (own + 1) % kRatio; i <= own; ++i) rows.push_back(i);
-    const std::vector<double> q = numbers(p.forward.q, at, kDims), dout = numbers(p.backward.dout, at, kDims);
+    const std::vector<double> q = download_bf16(p.forward.q, at, kDims), dout = download_bf16(p.backward.dout, at, kDims);
     std::vector<std::vector<double>> keys;
     std::vector<double> weight, dp, out(kDims), dq(kDims);
     double total = 0, delta = 0;
     for (int64_t row : rows) {
-      keys.push_back(numbers(p.forward.k, (row * kGroups + group) * kDims, kDims));
+      keys.push_back(download_bf16(p.forward.k, (row * kGroups + group) * kDims, kDims));
       double logit = 0;
       for (int d = 0; d < kDims; ++d) logit += kScale * q[static_cast<size_t>(d)] * keys.back()[static_cast<size_t>(d)];
       weight.push_back(std::exp(logit));
       total += weight.back();
     }
     for (size_t j = 0; j < rows.size(); ++j) {
-      const std::vector<double> value = numbers(p.forward.v, (rows[j] * kGroups + group) * kDims, kDims);
+      const std::vector<double> value = download_bf16(p.forward.v, (rows[j] * kGroups + group) * kDims, kDims);
       weight[j] /= total;
       dp.push_back(0);
       for (size_t d = 0; d < kDims; ++d) out[d] += weight[j] * value[d], dp[j] += dout[d] * value[d];
@@ -106,16 +75,10 @@ std::pair<double, double> errors(const Problem& p, int64_t queries) {
     }
     for (size_t j = 0; j < rows.size(); ++j)
       for (size_t d = 0; d < kDims; ++d) dq[d] += weight[j] * (dp[j] - delta) * kScale * keys[j][d];
-    worst_out = std::max(worst_out, relative_error(numbers(p.forward.out, at, kDims), out));
-    worst_dq = std::max(worst_dq, relative_error(numbers(p.backward.dq, at, kDims), dq));
+    worst_out = std::max(worst_out, relative_error(download_bf16(p.forward.out, at, kDims), out));
+    worst_dq = std::max(worst_dq, relative_error(download_bf16(p.backward.dq, at, kDims), dq));
   }
   return {worst_out, worst_dq};
-}
-
-std::string verdict(double error) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%s: relative error %.1e", error < 1e-2 ? "right" : "WRONG", error);
-  return text;
 }
 
 }  // namespace

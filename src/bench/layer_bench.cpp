@@ -96,12 +96,12 @@ class V4Subject final : public Subject {
  public:
   explicit V4Subject(Memory& memory) : config_(config()), layer_(store, "model.layers.0.", config_, Compression::selected, 4, false) {
     index_heads = config_.index_heads, index_dims = config_.index_dim, k = config_.index_k, tokens_per_key = 4;
-    inv_freq_ = device_frequencies(yarn_inverse_frequencies(config_.compressed_rope_theta, config_.rope_dim, config_.yarn), memory);
+    rope_.compressed = device_frequencies(yarn_inverse_frequencies(config_.compressed_rope_theta, config_.rope_dim, config_.yarn), memory);
   }
   SequenceNeeds needs() const override { return {0, {4}, config_.window - 1}; }
   Shape shape(int64_t tokens) const override { return {tokens, config_.hyper.streams, config_.hidden_size}; }
-  void forward(Context& ctx, Pass pass, const Tensor& x, const Tensor& y) override { layer_.forward(ctx, pass, 0, x, y, inv_freq_, use_); }
-  void backward(Context& ctx, const Tensor& d) override { layer_.backward(ctx, 0, d, inv_freq_, use_); }
+  void forward(Context& ctx, Pass pass, const Tensor& x, const Tensor& y) override { layer_.forward(ctx, pass, 0, x, y, rope_, use_); }
+  void backward(Context& ctx, const Tensor& d) override { layer_.backward(ctx, 0, d, rope_, use_); }
   Tensor visible_keys(const PackedSequence& s) const override { return s.compressed[0].end; }
 
  private:
@@ -113,7 +113,7 @@ class V4Subject final : public Subject {
   V4Config config_;
   HyperBlock layer_;
   HyperBlock::Saved use_;
-  Tensor inv_freq_;
+  V4Rope rope_;
 };
 
 class QwenSubject final : public Subject {

@@ -45,12 +45,4 @@ struct TopKCase {
   std::string check_against_own_scores(const Tensor& indices) const;
 };
 
-template <typename T>
-std::vector<T> download(const Tensor& t, int64_t first, int64_t count) {
-  std::vector<T> host(static_cast<size_t>(count));
-  copy_bytes(host.data(), {}, t.data<T>() + first, kCuda, host.size() * sizeof(T), {});
-  synchronize(kCuda, {});
-  return host;
-}
-
 }  // namespace hyscale::bench

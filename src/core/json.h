@@ -1,9 +1,11 @@
 // JSON from files that may come from anyone: parsing, and typed access to the keys of an object.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "core/error.h"
 
@@ -57,6 +59,14 @@ class JsonReader {
     if (!has(key)) return otherwise;
     if (!object_[key].is_string()) fail(key, object_[key], "a string");
     return object_[key].get<std::string>();
+  }
+  // A list of `count` words, each of them one of `choices`.
+  std::vector<std::string> words(const char* key, int64_t count, const std::vector<std::string>& choices) const {
+    const nlohmann::json& list = raw(key);
+    if (!list.is_array() || static_cast<int64_t>(list.size()) != count) fail(key, list, concat("a list of ", count, " entries"));
+    for (size_t i = 0; i < list.size(); ++i)
+      if (std::find(choices.begin(), choices.end(), list[i]) == choices.end()) fail(concat(key, "[", i, "]"), list[i], concat("one of ", nlohmann::json(choices).dump()));
+    return list.get<std::vector<std::string>>();
   }
   // The key is absent or has this very value; anything else is refused.
   template <typename T>

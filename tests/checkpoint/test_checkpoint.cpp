@@ -1,6 +1,5 @@
 #include "checkpoint/checkpoint.h"
 
-#include "core/error.h"
 #include "models/registry.h"
 #include "tests/support/processes.h"
 #include "train/weights.h"
@@ -8,6 +7,7 @@
 namespace hyscale {
 namespace {
 
+using test::error_of;
 using test::TemporaryFolder;
 namespace fs = std::filesystem;
 
@@ -15,16 +15,6 @@ std::string save(const std::string& directory, int64_t step, const std::string& 
   CheckpointWriter w(directory, step);
   test::write_file(w.path() + "/model/x", text);
   return w.commit();
-}
-
-template <typename Function>
-std::string error_of(Function function) {
-  try {
-    function();
-  } catch (const UserError& e) {
-    return e.what();
-  }
-  return "accepted";
 }
 
 TEST(Checkpoint, CommitMakesItVisibleAndLatest) {

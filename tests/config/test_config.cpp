@@ -16,13 +16,8 @@ constexpr const char* kMinimal =
 std::string error_of(const std::string& yaml, const std::vector<std::string>& overrides = {}) {
   const TemporaryFolder folder;
   test::write_file(folder / "run.yaml", yaml);
-  try {
-    read_config(folder / "run.yaml", overrides);
-  } catch (const UserError& e) {
-    const std::string message = e.what();
-    return message.starts_with(folder.path() + "/") ? message.substr(folder.path().size() + 1) : message;
-  }
-  return "accepted";
+  const std::string message = test::error_of([&] { read_config(folder / "run.yaml", overrides); });
+  return message.starts_with(folder.path() + "/") ? message.substr(folder.path().size() + 1) : message;
 }
 
 Config config_of(const std::string& yaml, const std::vector<std::string>& overrides = {}) {
@@ -234,12 +229,7 @@ TEST(ConfigReader, GuardsThatDoNotActAreRefused) {
 }
 
 TEST(ConfigReader, MissingFile) {
-  try {
-    read_config("/nowhere/run.yaml");
-    FAIL();
-  } catch (const UserError& e) {
-    EXPECT_EQ(std::string(e.what()), "/nowhere/run.yaml: cannot be read; expected a YAML configuration");
-  }
+  EXPECT_EQ(test::error_of([] { read_config("/nowhere/run.yaml"); }), "/nowhere/run.yaml: cannot be read; expected a YAML configuration");
 }
 
 TEST(ConfigReader, TheReferenceInTheDocsIsCurrent) { EXPECT_EQ(test::read_file("docs/config.md"), config_reference()) << "regenerate with hyscale-train --config-reference > docs/config.md"; }

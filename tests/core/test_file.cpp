@@ -34,14 +34,7 @@ TEST(MappedFile, AFileThatIsShortenedEndsTheProcessWithItsName) {
 
 TEST(MappedFile, WhatIsNoFileIsNamed) {
   const TemporaryFolder f;
-  for (const std::string& path : {f / "missing", f.path()}) {
-    try {
-      const MappedFile m(path);
-      FAIL() << path;
-    } catch (const UserError& e) {
-      EXPECT_CONTAINS(std::string(e.what()), path + ": ");
-    }
-  }
+  for (const std::string& path : {f / "missing", f.path()}) EXPECT_CONTAINS(test::error_of([&] { MappedFile m(path); }), path + ": ");
 }
 
 }  // namespace

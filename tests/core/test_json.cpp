@@ -5,15 +5,7 @@
 namespace hyscale {
 namespace {
 
-template <typename Function>
-std::string error_of(Function function) {
-  try {
-    function();
-  } catch (const UserError& e) {
-    return e.what();
-  }
-  return "accepted";
-}
+using test::error_of;
 
 TEST(Json, TextThatIsNoneIsNamedWithItsFile) {
   for (const std::string text : {"", "{", "{} x", "\"\xff\"", "01", "[1,]", "{\"a\":1e999}"})
@@ -39,6 +31,16 @@ TEST(Json, ReaderNamesFileKeyAndValue) {
   EXPECT_EQ(error_of([&] { r.number("huge"); }), "x.json: \"huge\" is 1e+300; expected a number that f32 holds");
   EXPECT_EQ(error_of([&] { r.text("n"); }), "x.json: \"n\" is 5; expected a string");
   EXPECT_EQ(error_of([&] { r.raw("null"); }), "x.json: \"null\" is missing");
+}
+
+TEST(Json, WordsAreCountedAndComeFromTheChoices) {
+  const nlohmann::json j = parse_json(R"({"w": ["a", "b", "a"], "mixed": ["a", 3], "word": "a"})", "x.json");
+  const JsonReader r(j, "x.json");
+  EXPECT_EQ(r.words("w", 3, {"a", "b"}), (std::vector<std::string>{"a", "b", "a"}));
+  EXPECT_EQ(error_of([&] { r.words("w", 2, {"a", "b"}); }), "x.json: \"w\" is [\"a\",\"b\",\"a\"]; expected a list of 2 entries");
+  EXPECT_EQ(error_of([&] { r.words("w", 3, {"a", "c"}); }), "x.json: \"w[1]\" is \"b\"; expected one of [\"a\",\"c\"]");
+  EXPECT_EQ(error_of([&] { r.words("mixed", 2, {"a"}); }), "x.json: \"mixed[1]\" is 3; expected one of [\"a\"]");
+  EXPECT_EQ(error_of([&] { r.words("word", 1, {"a"}); }), "x.json: \"word\" is \"a\"; expected a list of 1 entries");
 }
 
 }  // namespace

@@ -1,23 +1,13 @@
 // Which sequences training sees: shares of data sets, orders, skip lists, and continuation.
 
-#include "core/error.h"
 #include "data/loader.h"
 #include "tests/support/processes.h"
 
 namespace hyscale {
 namespace {
 
+using test::error_of;
 using test::TemporaryFolder;
-
-template <typename Function>
-std::string error_of(Function function) {
-  try {
-    function();
-  } catch (const UserError& e) {
-    return e.what();
-  }
-  return "accepted";
-}
 
 // `count` documents of the given lengths in turn; every token is `id`.
 void write_dataset(const std::string& prefix, int64_t count, const std::vector<size_t>& lengths, int32_t id) {

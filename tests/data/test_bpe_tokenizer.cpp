@@ -9,19 +9,10 @@ namespace hyscale {
 namespace {
 
 using nlohmann::json;
+using test::error_of;
 using test::TemporaryFolder;
 
 const std::string kFolder = "tests/data/tokenizers/";
-
-template <typename Function>
-std::string error_of(Function function) {
-  try {
-    function();
-  } catch (const UserError& e) {
-    return e.what();
-  }
-  return "accepted";
-}
 
 class BpeTokenizerFamilies : public testing::TestWithParam<std::string> {};
 

@@ -3,7 +3,6 @@
 #include <map>
 #include <set>
 
-#include "core/error.h"
 #include "data/build_dataset.h"
 #include "data/loader.h"
 #include "tests/support/processes.h"
@@ -11,6 +10,7 @@
 namespace hyscale {
 namespace {
 
+using test::error_of;
 using test::TemporaryFolder;
 namespace fs = std::filesystem;
 
@@ -18,16 +18,6 @@ void write_dataset(const std::string& prefix, const std::vector<std::vector<int3
   IndexedDatasetWriter w(prefix, vocabulary);
   for (const auto& d : documents) w.add_document(d);
   w.finish();
-}
-
-template <typename Function>
-std::string error_of(Function function) {
-  try {
-    function();
-  } catch (const UserError& e) {
-    return e.what();
-  }
-  return "accepted";
 }
 
 std::string bytes(std::initializer_list<unsigned> values) {

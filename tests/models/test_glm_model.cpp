@@ -158,78 +158,19 @@ TEST(GlmModel, PackedSelectionsChangeNoBitAndTakeLess) {
   EXPECT_NEAR(bytes(SelectionStorage::host) / bytes(SelectionStorage::int32), 2.0 / 3, 0.03);
 }
 
-TEST(GlmModel, MicroBatchesWeighEveryLabelOnce) {
-  const auto whole = make_random(tiny_config()), parts = make_random(tiny_config());
-  StepOptions o = run_options();
-  const TrainResult a = train_once(*whole, o, {sequence({50, 7, 21})});
-  // The same three documents as three micro-batches of other sizes.
-  const HostSequence all = sequence({50, 7, 21});
-  std::vector<HostSequence> pieces;
-  for (size_t d = 0; d < 3; ++d) {
-    const auto first = all.document_starts[d], last = all.document_starts[d + 1];
-    pieces.push_back(make_host_sequence({all.tokens.begin() + first, all.tokens.begin() + last}, {all.labels.begin() + first, all.labels.begin() + last}, {0, last - first}));
-  }
-  const TrainResult b = train_once(*parts, o, pieces);
-  EXPECT_NEAR(a.losses.lm, b.losses.lm, 1e-6 * a.losses.lm);
-  EXPECT_NEAR(a.losses.index, b.losses.index, 1e-5 * a.losses.index);
-  EXPECT_NEAR(a.losses.balance, b.losses.balance, 1e-6 * a.losses.balance);
-  const std::vector<float> g = gradients_of(*whole), h = gradients_of(*parts);
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < g.size(); ++i) difference += (double{g[i]} - h[i]) * (double{g[i]} - h[i]), norm += double{g[i]} * g[i];
-  EXPECT_LT(std::sqrt(difference / norm), 1e-5);
+TEST(GlmModel, DocumentsAreTheSamePackedAndAlone) {
+  expect_same_packed_and_alone(tiny_config(), {50, 7, 21});
+  expect_same_packed_and_alone(mtp_config(), {20, 1, 43}, {.mtp = true});
 }
 
-TEST(GlmModel, CoefficientZeroLeavesIndexersWithoutGradientAndLmLossNeverReachesThem) {
-  const auto model = make_random(tiny_config());
-  StepOptions o = run_options();
-  o.index_coefficient = 0;
-  train_once(*model, o, {sequence({60})});
-  for (const Parameter& p : model->parameters().all())
-    for (int64_t i = 0; p.group == ParameterGroup::indexer && i < p.grad.elements(); ++i) ASSERT_EQ(p.grad.f32()[i], 0) << p.name;
-}
+TEST(GlmModel, LmAndIndexLossReachTheirOwnParametersOnly) { expect_losses_reach_their_own_parameters(mtp_config(), {.mtp = true}); }
 
-TEST(GlmModel, IndexLossNeverReachesTheTrunk) {
-  const auto with = make_random(tiny_config()), without = make_random(tiny_config());
-  StepOptions o = run_options();
-  train_once(*with, o, {sequence({60})});
-  o.index_coefficient = 0;
-  train_once(*without, o, {sequence({60})});
-  for (const Parameter& p : with->parameters().all()) {
-    if (p.group != ParameterGroup::trunk) continue;
-    EXPECT_TRUE(test::same_bits(p.grad, without->parameters().find(p.name)->grad)) << p.name;
-  }
-}
-
-TEST(GlmModel, WarmupTrainsIndexersOnly) {
-  const auto model = make_random(mtp_config(), {.mtp = true});
-  StepOptions o = run_options();
-  o.stage = Stage::warmup;
-  const TrainResult r = train_once(*model, o, {sequence({33, 20})});
-  EXPECT_GT(r.losses.index, 0);
-  EXPECT_EQ(r.selector_calls, 0);
-  for (const Parameter& p : model->parameters().all()) {
-    if (!p.grad.defined()) continue;
-    double norm = 0;
-    for (int64_t i = 0; i < p.grad.elements(); ++i) norm += double{p.grad.f32()[i]} * p.grad.f32()[i];
-    EXPECT_EQ(norm > 0, p.group == ParameterGroup::indexer) << p.name;
-  }
-}
+TEST(GlmModel, WarmupTrainsIndexersOnly) { expect_warmup_trains_indexers_only(mtp_config(), {33, 20}, {.mtp = true}); }
 
 TEST(GlmModel, WarmupEqualsTheSparseStageWhenEverythingIsSelected) {
   nlohmann::json c = tiny_config();
   c["index_topk"] = 64;  // documents are shorter
-  const auto dense = make_random(c), sparse = make_random(c);
-  StepOptions o = run_options();
-  const std::vector<HostSequence> s{sequence({50, 14})};
-  const TrainResult b = train_once(*sparse, o, s);
-  o.stage = Stage::warmup;
-  const TrainResult a = train_once(*dense, o, s);
-  EXPECT_NEAR(a.losses.lm, b.losses.lm, 1e-5 * b.losses.lm);
-  EXPECT_NEAR(a.losses.index, b.losses.index, 1e-5 * b.losses.index);
-  for (const Parameter& p : dense->parameters().all())
-    if (p.group == ParameterGroup::indexer) {
-      EXPECT_CLOSE(p.grad, test::doubles(sparse->parameters().find(p.name)->grad), 1e-4);
-    }
+  expect_warmup_as_sparse(c, {50, 14});
 }
 
 TEST(GlmModel, MtpGradientsMatchCentralDifferences) {
@@ -245,18 +186,6 @@ TEST(GlmModel, MtpGradientsMatchCentralDifferences) {
                            "model.layers.3.self_attn.q_b_proj.weight", "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight",
                            "model.layers.1.self_attn.kv_b_proj.weight"})
     expect_directional_derivative(*model, o, s, name);
-}
-
-TEST(GlmModel, ADocumentIsTheSameAloneAndPacked) {
-  const auto model = make_random(tiny_config());
-  Step step(*model, run_options());
-  const HostSequence packed = sequence({20, 1, 43});
-  const std::vector<float> all = step.logits(packed);
-  const HostSequence alone = make_host_sequence({packed.tokens.begin() + 21, packed.tokens.end()}, {packed.labels.begin() + 21, packed.labels.end()}, {0, 43});
-  const std::vector<float> part = step.logits(alone);
-  double worst = 0;
-  for (size_t i = 0; i < part.size(); ++i) worst = std::max(worst, std::abs(double{part[i]} - all[21 * 160 + i]));
-  EXPECT_LT(worst, 1e-4);
 }
 
 TEST(GlmModel, PositionsRestartAndLabelsEndWithTheirDocument) {

@@ -58,16 +58,7 @@ TEST(QwenConfig, TheReleasedFormIsTheSameModel) {
 }
 
 TEST(QwenConfig, RefusesWhatItDoesNotCompute) {
-  const auto refused = [](const char* key, const nlohmann::json& value, const char* message) {
-    nlohmann::json c = ngram_config();
-    c[key] = value;
-    try {
-      make_model(c, "dir/config.json", {});
-      ADD_FAILURE() << key << " was accepted";
-    } catch (const UserError& e) {
-      EXPECT_NE(std::string(e.what()).find(message), std::string::npos) << e.what();
-    }
-  };
+  const auto refused = [](const char* key, const nlohmann::json& value, const char* message) { EXPECT_CONTAINS(config_error(ngram_config(), key, value), message); };
   refused("hidden_act", "gelu", "dir/config.json: \"hidden_act\" is \"gelu\"; expected supported is \"silu\"");
   refused("norm_topk_prob", false, "norm_topk_prob");
   refused("indexer_kv_heads", 2, "indexer_kv_heads");
@@ -82,37 +73,13 @@ TEST(QwenConfig, RefusesWhatItDoesNotCompute) {
   EXPECT_THROW(make_model(ngram_config(), "config.json", {.mtp = true}), UserError);
 }
 
-TEST(QwenModel, WarmupTrainsIndexersOnly) {
-  const auto model = make_random(mtp_config(), {.mtp = true});
-  StepOptions o = run_options();
-  o.stage = Stage::warmup;
-  const TrainResult r = train_once(*model, o, {sequence({133, 20})});
-  EXPECT_GT(r.losses.index, 0);
-  EXPECT_EQ(r.selector_calls, 0);
-  for (const Parameter& p : model->parameters().all()) {
-    if (!p.grad.defined()) continue;
-    double norm = 0;
-    for (int64_t i = 0; i < p.grad.elements(); ++i) norm += double{p.grad.f32()[i]} * p.grad.f32()[i];
-    EXPECT_EQ(norm > 0, p.group == ParameterGroup::indexer) << p.name;
-  }
-}
+TEST(QwenModel, WarmupTrainsIndexersOnly) { expect_warmup_trains_indexers_only(mtp_config(), {133, 20}, {.mtp = true}); }
 
 // Documents of more queries than are listed at a time, and with tails behind their last block.
 TEST(QwenModel, WarmupEqualsTheSparseStageWhenEverythingIsSelected) {
   nlohmann::json c = ngram_config();
   c["indexer_budget"] = 256;  // tokens; documents are shorter
-  const auto dense = make_random(c), sparse = make_random(c);
-  StepOptions o = run_options();
-  const std::vector<HostSequence> s{sequence({150, 14, 3})};
-  const TrainResult b = train_once(*sparse, o, s);
-  o.stage = Stage::warmup;
-  const TrainResult a = train_once(*dense, o, s);
-  EXPECT_NEAR(a.losses.lm, b.losses.lm, 1e-5 * b.losses.lm);
-  EXPECT_NEAR(a.losses.index, b.losses.index, 1e-5 * b.losses.index);
-  for (const Parameter& p : dense->parameters().all())
-    if (p.group == ParameterGroup::indexer) {
-      EXPECT_CLOSE(p.grad, test::doubles(sparse->parameters().find(p.name)->grad), 1e-4);
-    }
+  expect_warmup_as_sparse(c, {150, 14, 3});
 }
 
 TEST(QwenModel, RecomputeReplayAndStorageChangeNoBit) {
@@ -129,30 +96,7 @@ TEST(QwenModel, ReplayRunsTheSelectorOncePerSelectingLayer) {
 }
 
 // Lengths below a block, at its edges, of a chunk and beyond it; documents without an end-of-sequence token.
-TEST(QwenModel, DocumentsAreTheSamePackedAndAlone) {
-  const std::vector<int32_t> lengths{3, 4, 5, 7, 8, 1, 0, 64, 65, 33};
-  const auto packed = make_random(mtp_config(), {.mtp = true}), alone = make_random(mtp_config(), {.mtp = true});
-  const HostSequence all = sequence(lengths);
-  std::vector<HostSequence> pieces;
-  for (size_t d = 0; d < lengths.size(); ++d) {
-    const auto first = all.document_starts[d], last = all.document_starts[d + 1];
-    if (first == last) continue;
-    pieces.push_back(make_host_sequence({all.tokens.begin() + first, all.tokens.begin() + last}, {all.labels.begin() + first, all.labels.begin() + last}, {0, last - first}));
-  }
-  const TrainResult a = train_once(*packed, run_options(), {all}), b = train_once(*alone, run_options(), pieces);
-  EXPECT_NEAR(a.losses.lm, b.losses.lm, 1e-6 * a.losses.lm);
-  EXPECT_NEAR(a.losses.index, b.losses.index, 1e-5 * a.losses.index);
-  EXPECT_NEAR(a.losses.mtp, b.losses.mtp, 1e-6 * a.losses.mtp);
-  EXPECT_LT(relative_difference(gradients_of(*packed), gradients_of(*alone)), 2e-5);
-  Step step(*packed, run_options());
-  const std::vector<float> logits = step.logits(all);
-  int64_t first = 0;
-  for (const HostSequence& piece : pieces) {
-    const std::vector<float> part = step.logits(piece);
-    EXPECT_LT(relative_difference({logits.begin() + first * 160, logits.begin() + first * 160 + static_cast<int64_t>(part.size())}, part), 2e-5) << "from token " << first;
-    first += static_cast<int64_t>(piece.tokens.size());
-  }
-}
+TEST(QwenModel, DocumentsAreTheSamePackedAndAlone) { expect_same_packed_and_alone(mtp_config(), {3, 4, 5, 7, 8, 1, 0, 64, 65, 33}, {.mtp = true}); }
 
 TEST(QwenModel, WithoutACompleteBlockTheIndexerGetsZeroGradients) {
   const auto model = make_random(plain_config());
@@ -160,24 +104,10 @@ TEST(QwenModel, WithoutACompleteBlockTheIndexerGetsZeroGradients) {
   EXPECT_TRUE(std::isfinite(r.losses.lm));
   EXPECT_EQ(r.losses.index, 0);
   for (const Parameter& p : model->parameters().all())
-    for (int64_t i = 0; p.group == ParameterGroup::indexer && i < p.grad.elements(); ++i) ASSERT_EQ(p.grad.f32()[i], 0) << p.name;
+    if (p.group == ParameterGroup::indexer) expect_zero_gradient(p);
 }
 
-TEST(QwenModel, LmAndIndexLossReachTheirOwnParametersOnly) {
-  const auto with = make_random(mtp_config(), {.mtp = true}), without = make_random(mtp_config(), {.mtp = true});
-  StepOptions none = run_options();
-  none.index_coefficient = 0;
-  train_once(*with, run_options(), {sequence({60, 21})});
-  train_once(*without, none, {sequence({60, 21})});
-  for (const Parameter& p : with->parameters().all()) {
-    const Tensor& other = without->parameters().find(p.name)->grad;
-    if (p.group == ParameterGroup::trunk) {
-      EXPECT_TRUE(same_bits(p.grad, other)) << p.name;
-    } else {
-      for (int64_t i = 0; i < other.elements(); ++i) ASSERT_EQ(other.f32()[i], 0) << p.name;
-    }
-  }
-}
+TEST(QwenModel, LmAndIndexLossReachTheirOwnParametersOnly) { expect_losses_reach_their_own_parameters(mtp_config(), {.mtp = true}); }
 
 TEST(QwenModel, MtpGradientsMatchCentralDifferences) {
   nlohmann::json c = plain_config();  // without the steep roots of an n-gram memory
@@ -226,12 +156,8 @@ TEST(QwenModel, HashConstantsOfAnotherSeedAreRefused) {
   nlohmann::json c = ngram_config();
   c["seed"] = 4321;
   const auto model = make_random(c);
-  try {
-    load_weights(model->parameters(), HfFolderReader("tests/goldens/qwen_qsa_ple"));
-    ADD_FAILURE() << "accepted";
-  } catch (const UserError& e) {
-    EXPECT_NE(std::string(e.what()).find("tensor \"model.layers.1.ple.ple_embedding.layer_multipliers\" has"), std::string::npos) << e.what();
-  }
+  EXPECT_CONTAINS(error_of([&] { load_weights(model->parameters(), HfFolderReader("tests/goldens/qwen_qsa_ple")); }),
+                  "tensor \"model.layers.1.ple.ple_embedding.layer_multipliers\" has");
 }
 
 }  // namespace

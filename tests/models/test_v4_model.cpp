@@ -24,30 +24,7 @@ TEST(V4Model, ReplayRunsTheSelectorOncePerSelectingLayer) {
 }
 
 // Lengths below a group, a window and a compressed group; at their edges; no multiple of anything.
-TEST(V4Model, DocumentsAreTheSamePackedAndAlone) {
-  const std::vector<int32_t> lengths{3, 4, 5, 7, 8, 9, 15, 16, 17, 1, 0, 64, 33};
-  const auto packed = make_random(tiny_config(), {.mtp = true}), alone = make_random(tiny_config(), {.mtp = true});
-  const HostSequence all = sequence(lengths);
-  std::vector<HostSequence> pieces;
-  for (size_t d = 0; d < lengths.size(); ++d) {
-    const auto first = all.document_starts[d], last = all.document_starts[d + 1];
-    if (first == last) continue;
-    pieces.push_back(make_host_sequence({all.tokens.begin() + first, all.tokens.begin() + last}, {all.labels.begin() + first, all.labels.begin() + last}, {0, last - first}));
-  }
-  const TrainResult a = train_once(*packed, run_options(), {all}), b = train_once(*alone, run_options(), pieces);
-  EXPECT_NEAR(a.losses.lm, b.losses.lm, 1e-6 * a.losses.lm);
-  EXPECT_NEAR(a.losses.index, b.losses.index, 1e-5 * a.losses.index);
-  EXPECT_NEAR(a.losses.mtp, b.losses.mtp, 1e-6 * a.losses.mtp);
-  EXPECT_LT(relative_difference(gradients_of(*packed), gradients_of(*alone)), 2e-5);
-  Step step(*packed, run_options());
-  const std::vector<float> logits = step.logits(all);
-  int64_t first = 0;
-  for (const HostSequence& piece : pieces) {
-    const std::vector<float> part = step.logits(piece);
-    EXPECT_LT(relative_difference({logits.begin() + first * 160, logits.begin() + first * 160 + static_cast<int64_t>(part.size())}, part), 2e-5) << "from token " << first;
-    first += static_cast<int64_t>(piece.tokens.size());
-  }
-}
+TEST(V4Model, DocumentsAreTheSamePackedAndAlone) { expect_same_packed_and_alone(tiny_config(), {3, 4, 5, 7, 8, 9, 15, 16, 17, 1, 0, 64, 33}, {.mtp = true}); }
 
 // A micro-batch without one complete group: the compressor and the indexer get zeros, not nothing.
 TEST(V4Model, WithoutACompleteGroupCompressorsGetZeroGradients) {
@@ -55,28 +32,11 @@ TEST(V4Model, WithoutACompleteGroupCompressorsGetZeroGradients) {
   const TrainResult r = train_once(*model, run_options(Recompute::layer), {sequence({3, 2, 1, 3})});
   EXPECT_TRUE(std::isfinite(r.losses.lm));
   EXPECT_EQ(r.losses.index, 0);
-  for (const Parameter& p : model->parameters().all()) {
-    const bool unused = p.name.find("compressor") != std::string::npos || p.name.find("indexer") != std::string::npos;
-    for (int64_t i = 0; unused && i < p.grad.elements(); ++i) ASSERT_EQ(p.grad.f32()[i], 0) << p.name;
-  }
+  for (const Parameter& p : model->parameters().all())
+    if (contains(p.name, "compressor") || contains(p.name, "indexer")) expect_zero_gradient(p);
 }
 
-TEST(V4Model, LmAndIndexLossReachTheirOwnParametersOnly) {
-  const auto with = make_random(tiny_config()), without = make_random(tiny_config());
-  StepOptions none = run_options();
-  none.index_coefficient = 0;
-  train_once(*with, run_options(), {sequence({60, 21})});
-  train_once(*without, none, {sequence({60, 21})});
-  for (const Parameter& p : with->parameters().all()) {
-    if (!p.grad.defined()) continue;
-    const Tensor& other = without->parameters().find(p.name)->grad;
-    if (p.group == ParameterGroup::trunk) {
-      EXPECT_TRUE(same_bits(p.grad, other)) << p.name;
-    } else {
-      for (int64_t i = 0; i < other.elements(); ++i) ASSERT_EQ(other.f32()[i], 0) << p.name;
-    }
-  }
-}
+TEST(V4Model, LmAndIndexLossReachTheirOwnParametersOnly) { expect_losses_reach_their_own_parameters(tiny_config()); }
 
 TEST(V4Model, MtpGradientsMatchCentralDifferences) {
   nlohmann::json c = tiny_config();
@@ -145,16 +105,7 @@ TEST(V4Config, CensusOfTheReleasedModel) {
 }
 
 TEST(V4Config, RefusesWhatItDoesNotCompute) {
-  const auto refused = [](const char* key, const nlohmann::json& value, const char* message) {
-    nlohmann::json c = tiny_config();
-    c[key] = value;
-    try {
-      make_model(c, "config.json", {});
-      ADD_FAILURE() << key << " was accepted";
-    } catch (const UserError& e) {
-      EXPECT_NE(std::string(e.what()).find(message), std::string::npos) << e.what();
-    }
-  };
+  const auto refused = [](const char* key, const nlohmann::json& value, const char* message) { EXPECT_CONTAINS(config_error(tiny_config(), key, value), message); };
   refused("scoring_func", "sigmoid", "sqrtsoftplus");
   refused("tie_word_embeddings", true, "tie_word_embeddings");
   refused("layer_types", {"sliding_attention"}, "a list of 4 entries");
@@ -162,6 +113,8 @@ TEST(V4Config, RefusesWhatItDoesNotCompute) {
   refused("o_groups", 3, "a divisor of num_attention_heads");
   refused("swiglu_limit", -1, "a positive number");
   refused("mlp_layer_types", {"moe", "moe", "dense", "moe"}, "mlp_layer_types[2]");
+  refused("layer_types", nullptr, "dir/config.json: \"layer_types\" is null; expected the type of every layer, or compress_ratios");
+  refused("compress_rates", nlohmann::json::object(), "dir/config.json: compress_rates: \"compressed_sparse_attention\" is missing");
   nlohmann::json c = tiny_config();
   c["rope_parameters"]["compress"]["rope_type"] = "linear";
   EXPECT_THROW(make_model(c, "config.json", {}), UserError);

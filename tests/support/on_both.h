@@ -40,6 +40,16 @@ void on_both(Bytes workspace_bytes, Op op) {
   op(kCuda, static_cast<const Tensor&>(device));
   synchronize(kCuda, {});
 }
+// Runs an op with workspace on the tensors of make(device).
+template <typename Make, typename Params>
+void on_both(Make make, size_t (*workspace_bytes)(const Params&), void (*run)(const Params&)) {
+  on_both([&](Device d) { return workspace_bytes(make(d)); },
+          [&](Device d, const Tensor& space) {
+            Params params = make(d);
+            params.workspace = space;
+            run(params);
+          });
+}
 template <typename Op>
 void on_both(Op op) {
   op(Device{});

@@ -1,7 +1,6 @@
 // Running the product's programs in tests, and folders that vanish.
 #pragma once
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -12,6 +11,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "tests/support/errors.h"
 
 namespace hyscale::test {
 
@@ -95,8 +96,5 @@ inline Finished run(const std::vector<std::string>& command, size_t file_limit =
   const int code = child.wait();
   return {code, child.output()};
 }
-
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-#define EXPECT_CONTAINS(text, part) EXPECT_TRUE(::hyscale::test::contains(text, part)) << "expected \"" << (part) << "\" in: " << (text)
 
 }  // namespace hyscale::test

@@ -15,13 +15,9 @@ TEST(RunLock, IsFreeAgainWhenItsHolderIsGone) {
   const test::TemporaryFolder folder;
   {
     const RunLock lock(folder / "run");
-    try {
-      const RunLock second(folder / "run");
-      FAIL() << "two locks on one folder";
-    } catch (const UserError& e) {
-      EXPECT_CONTAINS(e.what(), "belongs to a run that is still going (pid " + std::to_string(getpid()) + " on ");
-      EXPECT_CONTAINS(e.what(), "set checkpoint.directory to another folder");
-    }
+    const std::string error = test::error_of([&] { RunLock(folder / "run"); });
+    EXPECT_CONTAINS(error, "belongs to a run that is still going (pid " + std::to_string(getpid()) + " on ");
+    EXPECT_CONTAINS(error, "set checkpoint.directory to another folder");
   }
   const RunLock third(folder / "run");
   RunLock moved;

@@ -58,12 +58,7 @@ void expect_as_on_cpu(const Case& c) {
              v = test::in_bf16(test::random({keys, c.heads / c.heads_per_key, c.value_dims}, 3));
   const Both out = test::bf16_out({c.tokens, c.heads, c.value_dims}), lse = test::f32_out({c.tokens, c.heads});
   const auto attention = [&](Device d) { return DenseAttention{q[d], k[d], v[d], begin[d], end[d], scale, out[d], lse[d], {}, {}}; };
-  test::on_both([&](Device d) { return dense_attention_workspace_bytes(attention(d)); },
-                [&](Device d, const Tensor& space) {
-                  DenseAttention a = attention(d);
-                  a.workspace = space;
-                  dense_attention(a);
-                });
+  test::on_both(attention, dense_attention_workspace_bytes, dense_attention);
   EXPECT_AS_ON_CPU(out, kTolerance);
   EXPECT_AS_ON_CPU(lse, test::kF32);
 
@@ -81,14 +76,11 @@ void expect_as_on_cpu(const Case& c) {
       if (in_blocks) l.index_weights = l.dindex_weights = Tensor(), l.blocks = {c.ratio, first_token[d], block_begin[d], block_end[d]};
       return l;
     };
-    test::on_both([&](Device d) { return dense_index_loss_workspace_bytes(index(d)); },
-                  [&](Device d, const Tensor& space) {
-                    zero(dkeys[d], {});
-                    zero(loss[d], {});
-                    DenseIndexLoss l = index(d);
-                    l.workspace = space;
-                    dense_index_loss(l);
-                  });
+    test::on_both([&](Device d) {
+      zero(dkeys[d], {});
+      zero(loss[d], {});
+    });
+    test::on_both(index, dense_index_loss_workspace_bytes, dense_index_loss);
     HostTensor now[3] = {dq.download(), dkeys.download(), in_blocks ? HostTensor() : dw.download()};
     for (int i = 0; run == 1 && i < (in_blocks ? 2 : 3); ++i) EXPECT_TRUE(test::same_bits(now[i], earlier[i])) << "result " << i << " of the second run";
     std::copy_n(now, 3, earlier);

@@ -65,24 +65,9 @@ void expect_as_on_cpu(const Case& c) {
     const auto teach = [&](Device d) {
       return IndexLoss{index_q[d], index_w[d], index_keys[d], {indices[d], counts[d]}, head_sum[d], 20, loss[d], dindex_q[d], dindex_w[d], dindex_keys[d], deterministic, {}, {}};
     };
-    test::on_both([&](Device d) { return sparse_attention_forward_workspace_bytes(forward(d)); },
-                  [&](Device d, const Tensor& space) {
-                    SparseAttentionForward a = forward(d);
-                    a.workspace = space;
-                    sparse_attention_forward(a);
-                  });
-    test::on_both([&](Device d) { return sparse_attention_backward_workspace_bytes(backward(d)); },
-                  [&](Device d, const Tensor& space) {
-                    SparseAttentionBackward a = backward(d);
-                    a.workspace = space;
-                    sparse_attention_backward(a);
-                  });
-    test::on_both([&](Device d) { return index_loss_workspace_bytes(teach(d)); },
-                  [&](Device d, const Tensor& space) {
-                    IndexLoss l = teach(d);
-                    l.workspace = space;
-                    index_loss(l);
-                  });
+    test::on_both(forward, sparse_attention_forward_workspace_bytes, sparse_attention_forward);
+    test::on_both(backward, sparse_attention_backward_workspace_bytes, sparse_attention_backward);
+    test::on_both(teach, index_loss_workspace_bytes, index_loss);
     for (const Both* rounded : {&out, &dq, &dkv, &dindex_q, &dindex_keys}) EXPECT_AS_ON_CPU(*rounded, 6e-3);  // bf16 results, probabilities, score gradients
     EXPECT_AS_ON_CPU(lse, test::kF32);
     EXPECT_AS_ON_CPU(head_sum, 1e-4);

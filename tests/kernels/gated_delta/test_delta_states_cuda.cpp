@@ -59,20 +59,10 @@ void expect_maps_as_on_cpu(const test::DeltaCase& c, DType dtype, double toleran
   const Both map = test::f32_out({c.value_heads, c.dk, c.dk}), state = test::f32_out(of_state), alone = test::f32_out(of_state), dstate = test::f32_out(of_state);
   for (const bool with_map : {true, false}) {
     const auto forward = [&](Device d) { return DeltaMap{k[d], v[d], decay[d], beta[d], 64, with_map ? map[d] : Tensor(), with_map ? state[d] : alone[d], {}, {}}; };
-    test::on_both([&](Device d) { return delta_map_workspace_bytes(forward(d)); },
-                  [&](Device d, const Tensor& space) {
-                    DeltaMap g = forward(d);
-                    g.workspace = space;
-                    delta_map(g);
-                  });
+    test::on_both(forward, delta_map_workspace_bytes, delta_map);
   }
   const auto backward = [&](Device d) { return DeltaMapBackward{q[d], k[d], decay[d], beta[d], kScale, 64, dout[d], dstate[d], {}, {}}; };
-  test::on_both([&](Device d) { return delta_map_backward_workspace_bytes(backward(d)); },
-                [&](Device d, const Tensor& space) {
-                  DeltaMapBackward g = backward(d);
-                  g.workspace = space;
-                  delta_map_backward(g);
-                });
+  test::on_both(backward, delta_map_backward_workspace_bytes, delta_map_backward);
   EXPECT_AS_ON_CPU(map, tolerance);
   EXPECT_AS_ON_CPU(state, tolerance);
   EXPECT_AS_ON_CPU(dstate, tolerance);

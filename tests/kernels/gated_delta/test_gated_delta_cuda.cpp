@@ -24,18 +24,8 @@ void expect_as_on_cpu(const test::DeltaCase& c, int64_t chunk, DType dtype, doub
   const auto backward = [&](Device d) {
     return GatedDeltaBackward{q[d], k[d], v[d], decay[d], beta[d], starts[d], 0.5f, chunk_on(d), dout[d], dq[d], dk[d], dv[d], ddecay[d], dbeta[d], {}, {}};
   };
-  test::on_both([&](Device d) { return gated_delta_workspace_bytes(forward(d)); },
-                [&](Device d, const Tensor& space) {
-                  GatedDelta g = forward(d);
-                  g.workspace = space;
-                  gated_delta(g);
-                });
-  test::on_both([&](Device d) { return gated_delta_backward_workspace_bytes(backward(d)); },
-                [&](Device d, const Tensor& space) {
-                  GatedDeltaBackward g = backward(d);
-                  g.workspace = space;
-                  gated_delta_backward(g);
-                });
+  test::on_both(forward, gated_delta_workspace_bytes, gated_delta);
+  test::on_both(backward, gated_delta_backward_workspace_bytes, gated_delta_backward);
   EXPECT_AS_ON_CPU(o, tolerance);
   EXPECT_AS_ON_CPU(dq, tolerance);
   EXPECT_AS_ON_CPU(dk, tolerance);

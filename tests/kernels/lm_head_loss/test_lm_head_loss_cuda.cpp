@@ -39,12 +39,7 @@ void expect_as_on_cpu(int64_t tokens, int64_t vocabulary, int64_t columns, bool 
   const Both labels = test::as_is(some_labels(tokens, vocabulary)), loss = test::as_is(test::zeros(DType::f64, {1}));
   const Both dh = test::in_bf16(test::filled({tokens, columns}, 1)), dw = test::as_is(test::filled({vocabulary, columns}, 1));
   const auto op = [&](Device d) { return LmHeadLoss{h[d], w[d], labels[d], 2, loss[d], with_gradients ? dh[d] : Tensor(), with_gradients ? dw[d] : Tensor(), {}, {}}; };
-  test::on_both([&](Device d) { return lm_head_loss_workspace_bytes(op(d)); },
-                [&](Device d, const Tensor& space) {
-                  LmHeadLoss l = op(d);
-                  l.workspace = space;
-                  lm_head_loss(l);
-                });
+  test::on_both(op, lm_head_loss_workspace_bytes, lm_head_loss);
   const HostTensor total = loss.download();
   EXPECT_NEAR(total.f64()[0], loss.host().f64()[0], 1e-5 * (1 + loss.host().f64()[0]));
   EXPECT_AS_ON_CPU(dh, 2 * test::kBf16);  // the logits' gradient is rounded to bf16 before the product

@@ -14,12 +14,7 @@ TEST(NewtonSchulzCuda, IsAsOnTheCpu) {
     for (const bool narrow : {false, true}) {
       const Both g = test::as_is(test::random(shape, 1)), x = narrow ? test::bf16_out(shape) : test::f32_out(shape);
       const auto op = [&](Device d) { return NewtonSchulz{g[d], x[d], kSteps, {}, {}}; };
-      test::on_both([&](Device d) { return newton_schulz_workspace_bytes(op(d)); },
-                    [&](Device d, const Tensor& space) {
-                      NewtonSchulz n = op(d);
-                      n.workspace = space;
-                      newton_schulz(n);
-                    });
+      test::on_both(op, newton_schulz_workspace_bytes, newton_schulz);
       // A step multiplies what it rounds by up to 3.4, and products of f32 may pass through TF32.
       EXPECT_AS_ON_CPU(x, narrow ? 3e-2 : 5e-3);
     }

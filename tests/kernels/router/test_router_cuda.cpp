@@ -91,12 +91,7 @@ TEST(BalanceLossCuda, IsAsOnTheCpu) {
       test::on_both([&](Device d) { balance_counts({4, logits[d], runs[d], run_ids[d], counts[d], {}, score}); });
       EXPECT_SAME_AS_ON_CPU(counts);
       const auto op = [&](Device d) { return BalanceLoss{4, logits[d], runs[d], run_ids[d], tokens[d], counts[d], 50, loss[d], dlogits[d], {}, {}, score}; };
-      test::on_both([&](Device d) { return balance_loss_workspace_bytes(op(d)); },
-                    [&](Device d, const Tensor& space) {
-                      BalanceLoss b = op(d);
-                      b.workspace = space;
-                      balance_loss(b);
-                    });
+      test::on_both(op, balance_loss_workspace_bytes, balance_loss);
       const HostTensor total = loss.download();
       EXPECT_NEAR(total.f64()[0], loss.host().f64()[0], 1e-6 * (1 + loss.host().f64()[0]));
       EXPECT_AS_ON_CPU(dlogits, test::kF32);

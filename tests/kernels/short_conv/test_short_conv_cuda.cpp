@@ -16,13 +16,8 @@ void expect_as_on_cpu(const std::vector<int32_t>& lengths, int64_t channels, int
   const Both x(test::random(shape, 1), dtype), w(test::random({channels, taps}, 2), weight_type), at = test::as_is(test::ints({tokens}, positions)), dy(test::random(shape, 3), dtype);
   const Both y(test::HostTensor(shape), dtype), dx(test::HostTensor(shape), dtype), dw = test::as_is(test::random({channels, taps}, 4));
   const auto backward = [&](Device d) { return ShortConvBackward{x[d], w[d], at[d], dilation, dy[d], dx[d], dw[d], {}, {}}; };
-  test::on_both([&](Device d) { return short_conv_backward_workspace_bytes(backward(d)); },
-                [&](Device d, const Tensor& space) {
-                  short_conv({x[d], w[d], at[d], dilation, y[d], {}});
-                  ShortConvBackward c = backward(d);
-                  c.workspace = space;
-                  short_conv_backward(c);
-                });
+  test::on_both([&](Device d) { short_conv({x[d], w[d], at[d], dilation, y[d], {}}); });
+  test::on_both(backward, short_conv_backward_workspace_bytes, short_conv_backward);
   const double tolerance = dtype == DType::f32 ? test::kF32 : test::kBf16;
   EXPECT_AS_ON_CPU(y, tolerance);
   EXPECT_AS_ON_CPU(dx, tolerance);
