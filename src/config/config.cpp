@@ -93,16 +93,24 @@ std::string path_hint(const std::string& path) {
   return path.find('$') != std::string::npos || path.starts_with("~") ? "; $ and ~ are not replaced here, but in the shell by --set" : "";
 }
 
+// Why a path cannot be read; empty when it can.
+std::string missing(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::exists(path, error)) return "";
+  return error ? error.message() : "No such file";
+}
+
 void check_dataset(const char* key, const DatasetEntry& d, const YamlReader& r) {
-  if (std::filesystem::exists(d.path + ".bin")) return;
+  const std::string reason = missing(d.path + ".bin");
+  if (reason.empty()) return;
   const bool has_ending = d.path.ends_with(".bin") || d.path.ends_with(".idx");
-  r.fail(key, concat(d.path, ".bin: cannot open: No such file; expected the path of a data set ", has_ending ? concat("without ", d.path.substr(d.path.size() - 4)) : "as hyscale-data build --output had it", path_hint(d.path)));
+  r.fail(key, concat(d.path, ".bin: cannot open: ", reason, "; expected the path of a data set ", has_ending ? concat("without ", d.path.substr(d.path.size() - 4)) : "as hyscale-data build --output had it", path_hint(d.path)));
 }
 
 // What the run reads exists; whether it can be used shows where it is read.
 void check_inputs(const Config& c, Inputs inputs, const YamlReader& r) {
   const auto check = [&](const char* key, const std::string& path, const char* expected) {
-    if (!std::filesystem::exists(path)) r.fail(key, concat(path, ": cannot be read: No such file; expected ", expected, path_hint(path)));
+    if (const std::string reason = missing(path); !reason.empty()) r.fail(key, concat(path, ": cannot be read: ", reason, "; expected ", expected, path_hint(path)));
   };
   if (inputs == Inputs::named) return;
   check("model.config", c.model.config, "a Hugging Face config.json or a folder that holds one");

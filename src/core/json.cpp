@@ -13,7 +13,8 @@ nlohmann::json parse_json(const std::string& text, const std::string& path) {
   try {
     return nlohmann::json::parse(text, limit_depth);
   } catch (const nlohmann::json::exception& e) {
-    throw UserError(concat(path, ": is not valid JSON: ", e.what()));
+    const std::string what = e.what();  // "[json.exception.parse_error.101] parse error at ..."
+    throw UserError(concat(path, ": is not valid JSON: ", what.substr(what.find("] ") + 2)));
   }
 }
 

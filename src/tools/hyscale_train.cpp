@@ -1,4 +1,5 @@
 // hyscale-train: trains a model from a configuration.
+#include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
@@ -65,6 +66,8 @@ int train(const Config& config, const std::string& resume, int argc, char** argv
     if (sizes.world() != 1) throw UserError(concat("parallel: data ", sizes.data, " x context ", sizes.context, " = ", sizes.world(), " ranks, but the job has 1; start it with mpirun"));
     return train_as_rank(config, resume, choose_device(config.run.device), make_single_process_group());
   }
+  // mpirun gives the first rank a terminal, whatever reads it at the end.
+  spdlog::set_default_logger(std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::stdout_sink_mt>()));
   const MpiEnvironment mpi(&argc, &argv);
   // One rank's failure ends the job: the others may be waiting for it in a collective.
   try {

@@ -29,6 +29,18 @@ Loader::Options loader_options(const Config& c, const std::vector<DatasetEntry>&
 
 HostSequence to_host_sequence(const LoadedSequence& s) { return make_host_sequence(s.tokens, s.labels, s.document_starts); }
 
+// Legal, and of use in tests; in a run it is mostly a mistake.
+void warn_of_uneven_ranks(const Config& c) {
+  const int ranks = static_cast<int>(c.parallel.context);
+  const bool zigzag = c.parallel.context_order == "zigzag";
+  const ContextLayout layout(c.data.sequence_tokens, ranks, zigzag ? ContextOrder::zigzag : ContextOrder::contiguous);
+  int64_t least = layout.max_local_tokens();
+  for (int r = 0; r < ranks; ++r) least = std::min(least, layout.local_tokens(r));
+  if (2 * least < layout.max_local_tokens())
+    spdlog::warn("data.sequence_tokens {} over parallel.context {}: ranks have from {} to {} tokens each; multiples of {} divide evenly", c.data.sequence_tokens, ranks, least,
+                 layout.max_local_tokens(), 128 * ranks * (zigzag ? 2 : 1));
+}
+
 std::string clock_text(double seconds) {
   const int64_t s = static_cast<int64_t>(seconds);
   return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
@@ -89,6 +101,7 @@ Trainer::Trainer(const Config& config, const std::string& resume, Device device,
   first_step_ = step_number_;
   groups_.hosts->barrier();  // every rank has read what it resumes from
   if (!leads()) return;
+  warn_of_uneven_ranks(config_);
   write_text_file(directory + "/config.yaml", config_yaml(config_));
   metrics_.emplace(directory + "/metrics.jsonl", step_number_, config_.run.tensorboard ? directory + "/tensorboard" : "");
   if (!checkpoint.empty()) report_resume(checkpoint);

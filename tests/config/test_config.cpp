@@ -102,6 +102,8 @@ TEST(ConfigReader, InputsThatDoNotExistAreNamedWithTheirPlace) {
   EXPECT_EQ(error_with(m, "/no", Inputs::all), "run.yaml:4: data.train: /no.bin: cannot open: No such file; expected the path of a data set as hyscale-data build --output had it");
   EXPECT_CONTAINS(error_with(m, d + ".bin", Inputs::all), "d.bin.bin: cannot open: No such file; expected the path of a data set without .bin");
   for (const std::string path : {"$DATA/d", "~/d"}) EXPECT_CONTAINS(error_with(m, path, Inputs::all), "; $ and ~ are not replaced here, but in the shell by --set");
+  EXPECT_CONTAINS(error_with(m, d + ".bin/set", Inputs::all), "d.bin/set.bin: cannot open: No such file");
+  EXPECT_CONTAINS(error_with(m, std::string(300, 'x'), Inputs::all), ".bin: cannot open: File name too long; expected");
   EXPECT_CONTAINS(error_of(kMinimal, {"checkpoint.directory="}), "checkpoint.directory: expected text, the value is empty");
   EXPECT_CONTAINS(error_of(kMinimal, {"checkpoint.directory=''"}), "checkpoint.directory: is empty; expected a folder");
 }

@@ -10,6 +10,7 @@ using test::error_of;
 TEST(Json, TextThatIsNoneIsNamedWithItsFile) {
   for (const std::string text : {"", "{", "{} x", "\"\xff\"", "01", "[1,]", "{\"a\":1e999}"})
     EXPECT_CONTAINS(error_of([&] { parse_json(text, "x.json"); }), "x.json: is not valid JSON");
+  EXPECT_EQ(error_of([] { parse_json("{", "x.json"); }).substr(0, 48), "x.json: is not valid JSON: parse error at line 1");
   EXPECT_CONTAINS(error_of([] { read_json_file("/nowhere.json"); }), "/nowhere.json: cannot open");
 }
 

@@ -190,6 +190,16 @@ TEST(Parallel, AnEvaluationIsCutShortBySignalAndByTime) {
   EXPECT_CONTAINS(late.output, "stopped by run.time_limit_seconds after step 1");
 }
 
+TEST(Parallel, RanksWithFewTokensAreNamed) {
+  const TinyRun t;
+  const auto few = run(t.with_ranks(2, "few", set({"parallel.context=2", "train.steps=1"})));
+  EXPECT_EQ(few.code, 0);
+  EXPECT_CONTAINS(few.output, "data.sequence_tokens 96 over parallel.context 2: ranks have from 0 to 96 tokens each; multiples of 512 divide evenly");
+  const auto even = run(t.with_ranks(2, "even", set({"parallel.context=2", "train.steps=1", "data.sequence_tokens=512"})));
+  EXPECT_EQ(even.code, 0);
+  EXPECT_FALSE(test::contains(even.output, "tokens each")) << even.output;
+}
+
 TEST(Parallel, ExpertsThatDoNotDivideAreNamed) {
   const TinyRun t;
   const auto wrong = run(t.with_ranks(3, "a", set({"parallel.context=3", "parallel.expert=3"})));

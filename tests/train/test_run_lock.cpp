@@ -25,6 +25,15 @@ TEST(RunLock, IsFreeAgainWhenItsHolderIsGone) {
   EXPECT_THROW(RunLock(folder / "other"), UserError);
 }
 
+TEST(RunLock, AFolderThatCannotBeIsNamed) {
+  try {
+    const RunLock lock("/proc/nowhere/run");
+    FAIL() << "a folder in /proc";
+  } catch (const UserError& e) {
+    EXPECT_CONTAINS(std::string(e.what()), "checkpoint.directory: cannot create /proc/nowhere/run: No such file or directory");
+  }
+}
+
 TEST(RunLock, ASecondRunIsRefusedAndAKilledOneLeavesNoLock) {
   const TinyRun t;
   const test::TemporaryFolder logs;

@@ -73,7 +73,8 @@ TEST(Stopping, TheLauncherHandsSigusr1ToTheRanks) {
   wait_until(job, [&] { return test::contains(job.output(), "step 2/"); });
   job.send(SIGUSR1);
   EXPECT_EQ(job.wait(), 75) << job.output();
-  EXPECT_CONTAINS(job.output(), "stopped by SIGUSR1 after step");
+  EXPECT_CONTAINS(job.output(), "[info] stopped by SIGUSR1 after step");
+  EXPECT_FALSE(test::contains(job.output(), "\033[")) << job.output();  // colours belong on terminals
   EXPECT_NO_THROW(verify_checkpoint(find_checkpoint(t / "a", "latest"), true));
 }
 
