@@ -42,8 +42,9 @@ std::vector<std::pair<int64_t, std::string>> list_checkpoints(const std::string&
 // Throws UserError when the path holds no complete checkpoint.
 std::string find_checkpoint(const std::string& directory, const std::string& which);
 
-// Compares the files with the manifest: names and sizes, and contents when `hashes`. Throws UserError naming the first that differs.
-void verify_checkpoint(const std::string& path, bool hashes);
+// Compares the files with the manifest: names and sizes, and when `hashes` the contents of every parts-th file from `part` on,
+// so that ranks share them out. Throws UserError naming the first that differs.
+void verify_checkpoint(const std::string& path, bool hashes, int part = 0, int parts = 1);
 
 // Removes all but the newest `keep` checkpoints; steps that milestone_every (not 0) divides stay.
 void remove_old_checkpoints(const std::string& directory, int64_t keep, int64_t milestone_every);

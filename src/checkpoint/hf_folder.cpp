@@ -84,7 +84,7 @@ std::vector<std::string> HfFolderReader::names() const {
 
 HfShardWriter::HfShardWriter(const std::string& folder, std::vector<SafetensorsWriter::Entry> tensors, int64_t shard_bytes)
     : folder_(folder), tensors_(std::move(tensors)) {
-  fs::create_directories(folder);
+  make_folder(folder);
   int64_t in_shard = 0;
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const int64_t bytes = tensor_bytes(tensors_[i]);

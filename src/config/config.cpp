@@ -1,6 +1,7 @@
 #include "config/config.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <functional>
 #include <numeric>
 
@@ -87,8 +88,34 @@ void check_guard(const Config& c, const YamlReader& r) {
   if (g.action == "stop" && g.skip_limit != defaults.skip_limit) r.fail("guard.skip_limit", "acts only with guard.action skip");
 }
 
+// Paths in a configuration are taken as they are.
+std::string path_hint(const std::string& path) {
+  return path.find('$') != std::string::npos || path.starts_with("~") ? "; $ and ~ are not replaced here, but in the shell by --set" : "";
+}
+
+void check_dataset(const char* key, const DatasetEntry& d, const YamlReader& r) {
+  if (std::filesystem::exists(d.path + ".bin")) return;
+  const bool has_ending = d.path.ends_with(".bin") || d.path.ends_with(".idx");
+  r.fail(key, concat(d.path, ".bin: cannot open: No such file; expected the path of a data set ", has_ending ? concat("without ", d.path.substr(d.path.size() - 4)) : "as hyscale-data build --output had it", path_hint(d.path)));
+}
+
+// What the run reads exists; whether it can be used shows where it is read.
+void check_inputs(const Config& c, Inputs inputs, const YamlReader& r) {
+  const auto check = [&](const char* key, const std::string& path, const char* expected) {
+    if (!std::filesystem::exists(path)) r.fail(key, concat(path, ": cannot be read: No such file; expected ", expected, path_hint(path)));
+  };
+  if (inputs == Inputs::named) return;
+  check("model.config", c.model.config, "a Hugging Face config.json or a folder that holds one");
+  if (inputs == Inputs::model) return;
+  if (!c.model.weights.empty()) check("model.weights", c.model.weights, "a Hugging Face model folder");
+  for (const DatasetEntry& d : c.data.train) check_dataset("data.train", d, r);
+  for (const DatasetEntry& d : c.data.validation) check_dataset("data.validation", d, r);
+  if (!c.data.skip.empty()) check("data.skip", c.data.skip, "a list of sequences");
+}
+
 // What single keys cannot show.
 void check_combinations(const Config& c, const YamlReader& r) {
+  if (c.checkpoint.directory.empty()) r.fail("checkpoint.directory", "is empty; expected a folder");
   check_stages(c, r);
   if (c.train.evaluate_every > 0 && c.data.validation.empty()) r.fail("train.evaluate_every", "needs data.validation");
   if (!c.model.mtp && c.model.mtp_depths != 1) r.fail("model.mtp_depths", "acts only with model.mtp true");
@@ -135,12 +162,13 @@ StagePlace stage_of_step(const Config& c, int64_t step) {
   return {stage, step};
 }
 
-Config read_config(const std::string& path, const std::vector<std::string>& overrides) {
+Config read_config(const std::string& path, const std::vector<std::string>& overrides, Inputs inputs) {
   YamlReader reader(path, overrides);
   Config config;
   visit_config(reader, config);
   reader.finish();
   check_combinations(config, reader);
+  check_inputs(config, inputs, reader);
   return config;
 }
 

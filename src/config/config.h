@@ -100,12 +100,20 @@ struct StagePlace {
 };
 StagePlace stage_of_step(const Config&, int64_t step);  // steps are counted from 1
 
-// Reads a YAML file strictly and applies overrides "a.b=value" on top. Throws UserError "file:line: key: ..." (or naming
-// the override) for unknown, duplicate, missing and mistyped keys, values out of range and combinations that cannot work.
-Config read_config(const std::string& path, const std::vector<std::string>& overrides = {});
+// Which of the files that a configuration names must exist: none, the model's config.json, or all that a run reads.
+enum class Inputs { named, model, all };
+
+// Reads a YAML file strictly and applies overrides "a.b=value" on top. Throws UserError "file:line: key: ..." (or naming the
+// override) for unknown, duplicate, missing and mistyped keys, values out of range, combinations that cannot work, and inputs
+// that do not exist.
+Config read_config(const std::string& path, const std::vector<std::string>& overrides = {}, Inputs inputs = Inputs::named);
 
 // The effective configuration as YAML that read_config accepts.
 std::string config_yaml(const Config&);
+
+// The keys at which a configuration differs from an earlier effective one (config_yaml), each as "key now (was then)". Throws
+// UserError naming `file` where the earlier one is no YAML.
+std::vector<std::string> config_changes(const std::string& earlier, const std::string& file, const Config&);
 
 // Reference of all keys, as Markdown.
 std::string config_reference();

@@ -62,6 +62,12 @@ class Printer {
   YAML::Emitter out_;
 };
 
+// Values of single keys, "section.key"; lists are one value.
+void flatten(const YAML::Node& node, const std::string& key, std::map<std::string, std::string>& values) {
+  if (!node.IsMap()) return void(values[key] = YAML::Dump(node));
+  for (const auto& entry : node) flatten(entry.second, key.empty() ? entry.first.as<std::string>() : key + "." + entry.first.as<std::string>(), values);
+}
+
 class Reference {
  public:
   std::string text_ = "# Configuration keys\n\nGenerated from `src/config/schema.h` by `hyscale-train --config-reference`; a test keeps it current.\n"
@@ -119,6 +125,24 @@ class Reference {
 };
 
 }  // namespace
+
+std::vector<std::string> config_changes(const std::string& earlier, const std::string& file, const Config& config) {
+  std::map<std::string, std::string> then, now;
+  try {
+    flatten(YAML::Load(earlier), "", then);
+  } catch (const YAML::Exception& e) {
+    throw UserError(concat(file, ": \"config\" is not valid YAML: ", e.msg));
+  }
+  flatten(YAML::Load(config_yaml(config)), "", now);
+  std::vector<std::string> changes;
+  for (const auto& [key, value] : now) {
+    const auto found = then.find(key);
+    if (found == then.end() || found->second != value) changes.push_back(concat(key, " ", value, " (was ", found == then.end() ? "not given" : found->second, ")"));
+  }
+  for (const auto& [key, value] : then)
+    if (!now.count(key)) changes.push_back(concat(key, " not given (was ", value, ")"));
+  return changes;
+}
 
 std::string config_yaml(const Config& config) {
   Config copy = config;

@@ -31,17 +31,35 @@ size_t edit_distance(const std::string& a, const std::string& b) {
 
 std::string suggestion(const std::string& wrong, const std::set<std::string>& known) {
   std::string best, all;
-  size_t least = 4;
+  size_t least = std::min<size_t>(3, wrong.size() / 2) + 1;
   for (const std::string& k : known) {
+    if (wrong.starts_with(k + ":") || wrong.starts_with(k + " ")) return concat("; expected \"", k, ": ", wrong.substr(k.size() + 1), "\", with a colon and a space");
     all += (all.empty() ? "" : ", ") + k;
     if (const size_t d = edit_distance(wrong, k); d < least) least = d, best = k;
   }
   return best.empty() ? "; known keys: " + all : "; did you mean \"" + best + "\"?";
 }
 
-std::string range_text(const Limits& l) {
-  if (std::isinf(l.high)) return concat(l.low_excluded ? "above " : "at least ", l.low);
-  return concat(l.low_excluded ? "above " : "from ", l.low, l.low_excluded ? " and at most " : " to ", l.high);
+// `exact`: all digits, as integers are written.
+std::string range_text(const Limits& l, bool exact) {
+  const auto text = [&](double v) { return exact ? std::to_string(static_cast<int64_t>(v)) : concat(v); };
+  if (std::isinf(l.high)) return concat(l.low_excluded ? "above " : "at least ", text(l.low));
+  return concat(l.low_excluded ? "above " : "from ", text(l.low), l.low_excluded ? " and at most " : " to ", text(l.high));
+}
+
+// How a number is written, where there is one with something else.
+std::string notation(const YAML::Node& node, const char* right) {
+  if (node.Tag() == "!") return ", without quotes";
+  return node.Scalar().find_first_of("0123456789") != std::string::npos ? concat(", ", right) : "";
+}
+
+// yaml-cpp says nothing of tabs, which YAML does not indent with.
+std::string tab_hint(const std::string& text) {
+  std::istringstream lines(text);
+  std::string line;
+  for (int number = 1; std::getline(lines, line); ++number)
+    if (line.substr(0, line.find_first_not_of(" \t")).find('\t') != std::string::npos) return concat("; line ", number, " is indented with a tab, expected spaces");
+  return "";
 }
 
 // Where documents begin.
@@ -75,11 +93,12 @@ bool inside(double v, const Limits& l) { return (l.low_excluded ? v > l.low : v 
 
 YamlReader::YamlReader(const std::string& path, const std::vector<std::string>& overrides) : path_(path) {
   if (!std::ifstream(path)) throw UserError(path + ": cannot be read; expected a YAML configuration");
+  const std::string text = read_text_file(path);
   YAML::Node root;
   try {
-    root = load_document(read_text_file(path));
+    root = load_document(text);
   } catch (const YAML::Exception& e) {
-    throw UserError(concat(path, ":", e.mark.line + 1, ": is not valid YAML: ", e.msg));
+    throw UserError(concat(path, ":", e.mark.line + 1, ": is not valid YAML: ", e.msg, tab_hint(text)));
   }
   if (root.IsNull()) root = YAML::Node(YAML::NodeType::Map);
   levels_.push_back({"", root, {}});
@@ -88,23 +107,30 @@ YamlReader::YamlReader(const std::string& path, const std::vector<std::string>& 
     if (section.second.IsMap())
       for (const auto& entry : section.second)
         if (entry.first.IsScalar()) marks_[section.first.as<std::string>() + "." + entry.first.as<std::string>()] = entry.first.Mark();
-  for (const std::string& text : overrides) apply_override(text);
+  for (const std::string& o : overrides) apply_override(o);
 }
 
 void YamlReader::apply_override(const std::string& text) {
   const size_t equals = text.find('='), dot = text.find('.');
   if (equals == std::string::npos || dot == std::string::npos || dot > equals) throw UserError(concat("--set ", text, ": expected section.key=value"));
-  const std::string section = text.substr(0, dot), key = text.substr(dot + 1, equals - dot - 1);
+  const std::string key = text.substr(0, equals);
   YAML::Node value;
   try {
     value = load_document(text.substr(equals + 1));
   } catch (const YAML::Exception& e) {
     throw UserError(concat("--set ", text, ": the value is not valid YAML: ", e.msg));
   }
-  YAML::Node root = levels_.front().node;
-  if (root[section] && !root[section].IsMap() && !root[section].IsNull()) throw UserError(concat("--set ", text, ": ", section, " is no section"));
-  root[section][key] = value;
-  origins_[section + "." + key] = "--set " + text;
+  set_value(levels_.front().node, key, 0, value, text);
+  origins_[key] = "--set " + text;
+}
+
+// The part of `key` from `begin` on lies in `map`.
+void YamlReader::set_value(YAML::Node map, const std::string& key, size_t begin, const YAML::Node& value, const std::string& text) const {
+  const size_t dot = key.find('.', begin);
+  if (dot == std::string::npos) return void(map[key.substr(begin)] = value);
+  const std::string name = key.substr(begin, dot - begin);
+  if (map[name] && !map[name].IsMap() && !map[name].IsNull()) throw UserError(concat("--set ", text, ": ", key.substr(0, dot), " has no keys"));
+  set_value(map[name], key, dot + 1, value, text);
 }
 
 std::string YamlReader::key_of(const char* name) const { return levels_.back().name.empty() ? name : levels_.back().name + "." + name; }
@@ -114,7 +140,9 @@ std::string YamlReader::place(const YAML::Node& node, const std::string& key) co
   for (const auto& [set, origin] : origins_)
     if (key.starts_with(set) && (key.size() == set.size() || key[set.size()] == '.' || key[set.size()] == '[')) return origin;
   if (node && node.Mark().line >= 0) return concat(path_, ":", node.Mark().line + 1);
-  return path_;
+  // What the file does not have was made by an override of something in it.
+  const auto inner = origins_.lower_bound(key + ".");
+  return inner != origins_.end() && inner->first.starts_with(key + ".") ? inner->second : path_;
 }
 
 void YamlReader::fail_at(const YAML::Node& node, const std::string& key, const std::string& message) const {
@@ -206,8 +234,9 @@ void YamlReader::field(const char* name, int64_t& value, Limits limits, const ch
   if (!node.IsDefined()) return;
   const std::string text = scalar(node, key_of(name), "an integer");
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || node.Tag() == "!") fail_at(node, key_of(name), concat("\"", text, "\"; expected an integer"));
-  if (!inside(static_cast<double>(value), limits)) fail_at(node, key_of(name), concat(text, "; expected an integer ", range_text(limits)));
+  if (error != std::errc() || end != text.data() + text.size() || node.Tag() == "!")
+    fail_at(node, key_of(name), concat("\"", text, "\"; expected an integer ", range_text(limits, true), notation(node, "in digits alone")));
+  if (!inside(static_cast<double>(value), limits)) fail_at(node, key_of(name), concat(text, "; expected an integer ", range_text(limits, true)));
 }
 
 void YamlReader::field(const char* name, double& value, Limits limits, const char*) {
@@ -216,15 +245,15 @@ void YamlReader::field(const char* name, double& value, Limits limits, const cha
   const std::string text = scalar(node, key_of(name), "a number");
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value) || node.Tag() == "!")
-    fail_at(node, key_of(name), concat("\"", text, "\"; expected a number"));
-  if (!inside(value, limits)) fail_at(node, key_of(name), concat(text, "; expected a number ", range_text(limits)));
+    fail_at(node, key_of(name), concat("\"", text, "\"; expected a number ", range_text(limits, false), notation(node, "such as 0.001 or 1e-3, without a unit")));
+  if (!inside(value, limits)) fail_at(node, key_of(name), concat(text, "; expected a number ", range_text(limits, false)));
 }
 
 void YamlReader::field(const char* name, bool& value, const char*) {
   const YAML::Node node = find(name, false);
   if (!node.IsDefined()) return;
   const std::string text = scalar(node, key_of(name), "true or false");
-  if ((text != "true" && text != "false") || node.Tag() == "!") fail_at(node, key_of(name), concat("\"", text, "\"; expected true or false"));
+  if ((text != "true" && text != "false") || node.Tag() == "!") fail_at(node, key_of(name), concat("\"", text, "\"; expected true or false", node.Tag() == "!" ? ", without quotes" : ""));
   value = text == "true";
 }
 

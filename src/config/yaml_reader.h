@@ -15,7 +15,7 @@ namespace hyscale {
 
 class YamlReader {
  public:
-  // `overrides`: "a.b=value"; they replace what the file says.
+  // `overrides`: "a.b=value", also "a.b.c=value"; they replace what the file says.
   YamlReader(const std::string& path, const std::vector<std::string>& overrides);
 
   template <typename Function>
@@ -84,6 +84,7 @@ class YamlReader {
   std::string key_of(const char* name) const;
   [[noreturn]] void fail_at(const YAML::Node&, const std::string& key, const std::string& message) const;
   void apply_override(const std::string& text);
+  void set_value(YAML::Node map, const std::string& key, size_t begin, const YAML::Node& value, const std::string& text) const;
 
   std::string path_;
   std::vector<Level> levels_;

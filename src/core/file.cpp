@@ -6,9 +6,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <mutex>
 #include <utility>
 
 #include "core/error.h"
@@ -22,6 +27,39 @@ int open_or_fail(const std::string& path, int flags, const char* doing) {
   const int descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0644);
   if (descriptor < 0) fail(path, doing);
   return descriptor;
+}
+
+// The files that are mapped, for the handler of SIGBUS, which may take no lock; one beyond so many has no name there.
+std::array<std::atomic<const MappedFile*>, 256> mapped_files;
+
+extern "C" void name_lost_file(int signal, siginfo_t* info, void*) {
+  for (const auto& entry : mapped_files) {
+    const MappedFile* file = entry;
+    const char* at = static_cast<const char*>(info->si_addr);
+    if (!file || at < file->data() || at >= file->data() + file->size()) continue;
+    constexpr char kWhat[] = ": cannot be read any more: it was shortened, or its disk failed; a file in use is replaced by renaming\n";
+    [[maybe_unused]] ssize_t ignored = ::write(STDERR_FILENO, file->path().c_str(), file->path().size());
+    ignored = ::write(STDERR_FILENO, kWhat, sizeof kWhat - 1);
+    ::_exit(2);
+  }
+  std::signal(signal, SIG_DFL);  // not one of ours: the instruction runs again, and ends the process
+}
+
+void register_mapping(const MappedFile* file) {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    struct sigaction action {};
+    action.sa_sigaction = name_lost_file;
+    action.sa_flags = SA_SIGINFO;
+    ::sigaction(SIGBUS, &action, nullptr);
+  });
+  for (auto& entry : mapped_files)
+    if (const MappedFile* none = nullptr; entry.compare_exchange_strong(none, file)) return;
+}
+
+void forget_mapping(const MappedFile* file) {
+  for (auto& entry : mapped_files)
+    if (const MappedFile* same = file; entry.compare_exchange_strong(same, nullptr)) return;
 }
 
 constexpr size_t kMostAtOnce = size_t{1} << 30;  // the kernel moves less than 2 GiB per call
@@ -95,9 +133,12 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   void* mapped = ::mmap(nullptr, static_cast<size_t>(size_), PROT_READ, MAP_SHARED, file.descriptor_, 0);
   if (mapped == MAP_FAILED) fail(path, "map");
   data_ = static_cast<const char*>(mapped);
+  register_mapping(this);
 }
 MappedFile::~MappedFile() {
-  if (data_) ::munmap(const_cast<char*>(data_), static_cast<size_t>(size_));
+  if (!data_) return;
+  forget_mapping(this);
+  ::munmap(const_cast<char*>(data_), static_cast<size_t>(size_));
 }
 
 std::string read_text_file(const std::string& path) {
@@ -113,7 +154,17 @@ void write_text_file(const std::string& path, const std::string& text) {
   file.write(text.data(), text.size());
   file.sync();
   file.close();
-  if (::rename(temporary.c_str(), path.c_str()) != 0) fail(path, "rename into place");
+  rename_file(temporary, path);
+}
+
+void make_folder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) throw UserError(concat(path, ": cannot create the folder: ", error.message()));
+}
+
+void rename_file(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) fail(to, "rename into place");
 }
 
 void sync_directory(const std::string& path) {

@@ -31,7 +31,8 @@ class File {
 };
 
 // All bytes of a file without a copy: the system reads pages as they are used, may drop them again, and shares them among the
-// processes of a host. The file must not be shortened in the meantime; files that are replaced by renaming are safe.
+// processes of a host. Files that are replaced by renaming stay as they were mapped; where a file is shortened or its disk
+// fails, reading ends the process with code 2 and the file's name (SIGBUS).
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);
@@ -52,6 +53,8 @@ class MappedFile {
 std::string read_text_file(const std::string& path);
 // Writes, syncs, and renames into place: a reader sees the old text or the new one.
 void write_text_file(const std::string& path, const std::string& text);
+void make_folder(const std::string& path);  // and those that it lies in, where they are missing
+void rename_file(const std::string& from, const std::string& to);  // replaces `to`
 void sync_directory(const std::string& path);
 
 }  // namespace hyscale

@@ -1,4 +1,5 @@
-// Text to a token data set: plain files (one document each), JSON lines (one document per line) and folders of either.
+// Text to a token data set: plain files (one document each), JSON lines (one document per line), both also packed by gzip, and
+// folders of all these.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -21,7 +22,7 @@ struct BuildReport {
 };
 
 // Empty documents are left out and counted, and so are files of a folder that hold NUL bytes. Throws UserError naming file
-// and line for unreadable input, a JSON line without the key, or nothing to write.
+// and line for unreadable input, a JSON line without the key, packing other than gzip, or nothing to write.
 BuildReport build_dataset(const BuildOptions&, const Tokenizer&);
 
 }  // namespace hyscale

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 
 #include "core/digest.h"
@@ -142,7 +143,12 @@ void IndexedDataset::read(int64_t document, int64_t first, int64_t count, int64_
 }
 
 IndexedDatasetWriter::IndexedDatasetWriter(const std::string& prefix, int64_t vocabulary_size)
-    : prefix_(prefix), bin_(File::create(prefix + ".bin")), narrow_(vocabulary_size < 65500) {}
+    : prefix_(prefix), bin_(File::create(prefix + ".bin.partial")), narrow_(vocabulary_size < 65500) {}
+
+IndexedDatasetWriter::~IndexedDatasetWriter() {
+  std::error_code ignored;
+  if (!finished_) std::filesystem::remove(bin_.path(), ignored);
+}
 
 void IndexedDatasetWriter::add_document(const std::vector<int32_t>& tokens) {
   if (tokens.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max())) throw UserError(concat(prefix_, ": a document of ", tokens.size(), " tokens; the format holds 2^31 - 1"));
@@ -168,6 +174,11 @@ void IndexedDatasetWriter::finish() {
   append(lengths_.data(), n * 4);
   append(offsets_.data(), n * 8);
   for (int64_t d = 0; d <= static_cast<int64_t>(n); ++d) append(&d, 8);
+  // No reader may take the new tokens for those of an old index; one that has both open keeps the old ones.
+  std::error_code ignored;
+  std::filesystem::remove(prefix_ + ".idx", ignored);
+  rename_file(bin_.path(), prefix_ + ".bin");
+  finished_ = true;
   write_text_file(prefix_ + ".idx", text);
 }
 

@@ -44,15 +44,17 @@ class IndexedDatasetWriter {
  public:
   // Ids take 16 bits when the vocabulary is below 65,500, else 32: Megatron's own rule.
   IndexedDatasetWriter(const std::string& prefix, int64_t vocabulary_size);
+  ~IndexedDatasetWriter();
   void add_document(const std::vector<int32_t>& tokens);
-  void finish();  // writes the .idx; without it no reader accepts the data set
+  // Makes the .bin and the .idx. Until then an older data set of this name stays whole, also where one is never finished.
+  void finish();
   int64_t num_documents() const { return static_cast<int64_t>(lengths_.size()); }
   int64_t num_tokens() const { return num_tokens_; }
 
  private:
   std::string prefix_;
   File bin_;
-  bool narrow_;
+  bool narrow_, finished_ = false;
   int64_t num_tokens_ = 0;
   std::vector<int32_t> lengths_;
   std::vector<int64_t> offsets_;

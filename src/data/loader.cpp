@@ -112,7 +112,7 @@ void Loader::take(const Source& s, int64_t document, int64_t count, int64_t fill
 }
 
 nlohmann::json Loader::cursor() const {
-  nlohmann::json j{{"current", current_}, {"sequences", sequences_}, {"sources", nlohmann::json::array()}};
+  nlohmann::json j{{"seed", options_.seed}, {"shuffle", options_.shuffle}, {"current", current_}, {"sequences", sequences_}, {"sources", nlohmann::json::array()}};
   for (const Source& s : sources_)
     j["sources"].push_back({{"prefix", s.data->prefix()}, {"documents", s.data->num_documents()}, {"tokens", s.data->num_tokens()}, {"index", s.digest},
                             {"epoch", s.epoch}, {"position", s.position}, {"offset", s.offset}, {"drawn", s.drawn}});
@@ -133,8 +133,20 @@ void Loader::restore_source(size_t source, const nlohmann::json& saved) {
   s.drawn = r.integer("drawn", 0, JsonReader::kMostCount);
 }
 
+// A place counts documents in the order of the run that saved it: in another order some would come twice and others never.
+void Loader::check_same_order(const JsonReader& saved) const {
+  const auto check = [&](const char* key, const nlohmann::json& now) {
+    const nlohmann::json& then = saved.raw(key);
+    if (then != now)
+      throw UserError(concat("data.", key, ": is ", now.dump(), ", the checkpoint's documents are in the order of ", then.dump(), "; expected ", then.dump(), ", or a new run that starts from model.weights"));
+  };
+  check("seed", options_.seed);
+  check("shuffle", options_.shuffle);
+}
+
 void Loader::restore(const nlohmann::json& j) {
   const JsonReader r(j, "the checkpoint's place in the data");
+  check_same_order(r);
   const nlohmann::json& saved = r.raw("sources");
   if (!saved.is_array() || saved.size() != sources_.size())
     throw UserError(concat("the checkpoint was trained on ", saved.size(), " data sets, the config names ", sources_.size(), "; resume with the same data sets"));

@@ -20,6 +20,8 @@
 
 namespace hyscale {
 
+class JsonReader;
+
 struct DatasetShare {
   std::string prefix;
   double weight = 1;
@@ -47,8 +49,8 @@ class Loader {
   LoadedSequence next();
 
   nlohmann::json cursor() const;
-  // Throws UserError for a cursor of other data sets (number, documents, tokens, digest of the index), or one that points
-  // to no place in them.
+  // Throws UserError for a cursor of another order (seed, shuffle) or of other data sets (number, documents, tokens, digest of
+  // the index), or one that points to no place in them.
   void restore(const nlohmann::json&);
 
   int64_t num_tokens() const;       // of one epoch of every data set
@@ -68,6 +70,7 @@ class Loader {
   size_t furthest_behind() const;
   void draw(LoadedSequence* out);  // null: moves on without reading
   void take(const Source&, int64_t document, int64_t count, int64_t filled, LoadedSequence& out) const;
+  void check_same_order(const JsonReader& saved) const;
   void restore_source(size_t source, const nlohmann::json& saved);
 
   Options options_;

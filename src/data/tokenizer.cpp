@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "core/error.h"
+#include "data/unicode.h"
 #include "data/bpe_tokenizer.h"
 
 namespace hyscale {
@@ -38,6 +39,7 @@ class SentencePieceTokenizer : public Tokenizer {
       throw UserError(concat(path, ": has no token \"", end_of_document, "\" (end of document)"));
   }
   std::vector<int32_t> encode(const std::string& text) const override {
+    check_utf8(text);
     std::vector<int> ids;
     processor_.Encode(text, &ids);
     return {ids.begin(), ids.end()};
@@ -61,6 +63,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const std::st
   if (name == "byte" && !end_of_document.empty()) throw UserError(concat("tokenizer byte: has no token \"", end_of_document, "\"; documents end with id 256"));
   if (name == "byte") return std::make_unique<ByteTokenizer>();
   const std::string path = fs::is_directory(name) ? name + "/tokenizer.json" : name;
+  if (!fs::exists(path)) throw UserError(path + ": does not exist; expected byte, a tokenizer.json or its folder, or a SentencePiece model");
   if (path.ends_with(".json")) return std::make_unique<BpeTokenizer>(path, end_of_document);
   return std::make_unique<SentencePieceTokenizer>(path, end_of_document);
 }

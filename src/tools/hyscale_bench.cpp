@@ -26,7 +26,7 @@ struct StepCommand {
     app->add_option("--steps", steps, "timed steps")->check(CLI::Range(1, 1000))->capture_default_str();
   }
   int run(const std::string& json) const {
-    const bench::StepTimes times = bench::step_benchmark(read_config(config, overrides), unmeasured, steps);
+    const bench::StepTimes times = bench::step_benchmark(read_config(config, overrides, Inputs::model), unmeasured, steps);
     std::cout << bench::step_table(times);
     if (!json.empty()) write_text_file(json, bench::to_json(times).dump(1) + "\n");
     return times.check.starts_with("WRONG") ? 1 : 0;
@@ -87,6 +87,7 @@ struct KernelCommands {
 int run(int argc, char** argv) {
   std::string json;
   CLI::App app{"Times training steps, and kernels in builds with CUDA, and checks their results."};
+  add_version(app, "hyscale-bench");
   app.require_subcommand(1);
   app.fallthrough();  // options may stand behind the subcommand
   app.add_option("--json", json, "also write the table to this file");

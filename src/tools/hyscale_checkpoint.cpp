@@ -16,7 +16,11 @@ namespace fs = std::filesystem;
 namespace {
 
 // The model folder of a checkpoint, or the folder itself.
-std::string model_folder(const std::string& path) { return fs::is_directory(path + "/model") ? path + "/model" : path; }
+std::string model_folder(const std::string& path) {
+  const auto checkpoints = list_checkpoints(path);
+  if (!checkpoints.empty()) throw UserError(concat(path, ": is the folder of a run; expected one of its checkpoints, such as ", checkpoints.back().second));
+  return fs::is_directory(path + "/model") ? path + "/model" : path;
+}
 
 void inspect(const std::string& path, bool tensors) {
   const HfFolderReader folder(model_folder(path));
@@ -36,7 +40,7 @@ void inspect(const std::string& path, bool tensors) {
 
 void export_model(const std::string& path, const std::string& output, const std::string& dtype) {
   const std::string from = model_folder(path), config_path = from + "/config.json";
-  if (fs::exists(output) && !fs::is_empty(output)) throw UserError(output + ": exists and is not empty");
+  if (fs::exists(output) && (!fs::is_directory(output) || !fs::is_empty(output))) throw UserError(output + ": exists and is no empty folder; expected a new one");
   const nlohmann::json config = read_hf_config(config_path);
   const HfFolderReader folder(from);
   const std::string mtp_layer = concat("model.layers.", JsonReader(config, config_path).integer_or("num_hidden_layers", 0, 0), ".");
@@ -57,6 +61,7 @@ void export_model(const std::string& path, const std::string& output, const std:
 
 int run(int argc, char** argv) {
   CLI::App app{"Inspects, verifies and exports checkpoints."};
+  add_version(app, "hyscale-checkpoint");
   app.require_subcommand(1);
   std::string path, output, dtype = "same";
   bool tensors = false;
@@ -76,7 +81,8 @@ int run(int argc, char** argv) {
   }
   if (i->parsed()) inspect(path, tensors);
   if (v->parsed()) {
-    verify_checkpoint(find_checkpoint("", path), true);
+    if (!fs::exists(path + "/MANIFEST.json")) throw UserError(path + ": is no complete checkpoint (it has no MANIFEST.json); expected RUN/latest or RUN/step-N");
+    verify_checkpoint(path, true);
     std::cout << path << ": every file matches the manifest\n";
   }
   if (e->parsed()) export_model(path, output, dtype);

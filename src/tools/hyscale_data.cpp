@@ -47,12 +47,13 @@ void inspect(const std::string& prefix, int64_t show, const std::string& tokeniz
 
 int run(int argc, char** argv) {
   CLI::App app{"Builds and inspects token data sets (Megatron's .bin/.idx)."};
+  add_version(app, "hyscale-data");
   app.require_subcommand(1);
   BuildOptions build;
   std::string tokenizer = "byte", end_of_document, prefix, decoder;
   int64_t show = 0;
   bool no_end = false;
-  CLI::App* b = app.add_subcommand("build", "text files, .jsonl files and folders to OUTPUT.bin and OUTPUT.idx");
+  CLI::App* b = app.add_subcommand("build", "text files and .jsonl files, both also with .gz, and folders of these to OUTPUT.bin and OUTPUT.idx");
   b->add_option("inputs", build.inputs, "files and folders")->required();
   b->add_option("--output", build.output, "path prefix of the data set")->required();
   b->add_option("--tokenizer", tokenizer, "byte, or the path of a tokenizer.json (or its folder) or SentencePiece model")->capture_default_str();

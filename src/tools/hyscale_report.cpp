@@ -13,6 +13,7 @@ int run(int argc, char** argv) {
   std::string folder, output;
   bool summary = false;
   CLI::App app{"Makes one HTML page of a run: losses, rates, time by part, health of selection, configuration."};
+  add_version(app, "hyscale-report");
   app.add_option("run", folder, "folder of the run (checkpoint.directory), also of one that is still going on")->required();
   app.add_option("-o,--output", output, "the page; default: report.html in the folder");
   app.add_flag("--summary", summary, "print the summary instead, and write nothing");

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <set>
+#include <thread>
 
 #include "tools/main.h"
 #include "train/cluster.h"
@@ -37,6 +38,14 @@ ProcessGroups groups_over_mpi(const MpiEnvironment& mpi, Device device, const Pa
   return make_process_groups(std::move(world), std::move(hosts), sizes);
 }
 
+// A mistake of the user is mostly every rank's own: the first says it, and by then the launcher has ended the others.
+void let_the_first_rank_speak() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
+    const char* rank = std::getenv(name);
+    if (rank && std::string(rank) != "0") return std::this_thread::sleep_for(std::chrono::seconds(2));
+  }
+}
+
 // Whether a launcher (mpirun, or srun with PMI) started this process; alone it needs no MPI.
 bool launched_with_ranks() {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"})
@@ -46,7 +55,7 @@ bool launched_with_ranks() {
 
 int train_as_rank(const Config& config, const std::string& resume, Device device, ProcessGroups groups) {
   if (groups.hosts->rank() == 0) std::cout << "# effective configuration\n" << config_yaml(config) << std::flush;
-  install_stop_signals();
+  install_stop_signals(groups.hosts->rank() == 0);
   return static_cast<int>(Trainer(config, resume, device, groups).run());
 }
 
@@ -62,6 +71,7 @@ int train(const Config& config, const std::string& resume, int argc, char** argv
     const Device device = choose_device(config.run.device, mpi.local_rank());
     return train_as_rank(config, resume, device, groups_over_mpi(mpi, device, sizes));
   } catch (const UserError& e) {
+    let_the_first_rank_speak();
     MpiEnvironment::abort(e.what(), 2);
   } catch (const std::exception& e) {
     MpiEnvironment::abort(e.what(), 1);
@@ -73,14 +83,15 @@ int run(int argc, char** argv) {
   std::vector<std::string> overrides;
   bool plan = false, reference = false;
   CLI::App app{"Trains a language model with learned sparse attention."};
+  add_version(app, "hyscale-train");
   app.add_option("--config", config_path, "YAML configuration (keys: --config-reference, docs/config.md)");
   app.add_option("--set", overrides, "section.key=value: overrides a key of the configuration; may be repeated")->expected(1)->take_all();
-  app.add_option("--resume", resume, "a checkpoint folder, or 'latest' of checkpoint.directory (starts anew where there is none)");
+  app.add_option("--resume", resume, "a checkpoint folder, or 'latest' of checkpoint.directory (starts anew where there is none)")->take_last();
   app.add_flag("--plan", plan, "print parameters, bytes and FLOPs, and exit: 0 when it fits, 3 when it does not");
   app.add_option("--cluster", cluster, "with --plan: estimate the time of a step on a cluster, e.g. h20x512");
   app.add_flag("--config-reference", reference, "print all configuration keys as Markdown");
   app.footer("Exit codes: 0 done; 1 internal error; 2 configuration, file or data; 3 --plan: does not fit; 4 too many non-finite\n"
-             "steps; 5 a spike that guard stops at; 6 train.overfit_loss not reached; 75 stopped by SIGINT, SIGTERM or SIGUSR1 after saving a checkpoint (continue with --resume latest).");
+             "steps; 5 a spike that guard stops at; 6 train.overfit_loss not reached; 75 stopped by SIGINT, SIGTERM, SIGUSR1 or SIGHUP after saving a checkpoint (continue with --resume latest).");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
@@ -91,7 +102,7 @@ int run(int argc, char** argv) {
     return 0;
   }
   if (config_path.empty()) throw UserError("--config FILE is missing; see --help");
-  const Config config = read_config(config_path, overrides);
+  const Config config = read_config(config_path, overrides, plan ? Inputs::model : Inputs::all);
   if (!cluster.empty() && !plan) throw UserError("--cluster acts only with --plan");
   if (plan) {
     const Plan p = make_plan(config);
@@ -106,5 +117,12 @@ int run(int argc, char** argv) {
 }  // namespace hyscale
 
 int main(int argc, char** argv) {
-  return hyscale::guarded_main("hyscale-train", [&] { return hyscale::run(argc, argv); });
+  return hyscale::guarded_main("hyscale-train", [&] {
+    try {
+      return hyscale::run(argc, argv);
+    } catch (const hyscale::UserError&) {
+      hyscale::let_the_first_rank_speak();
+      throw;
+    }
+  });
 }

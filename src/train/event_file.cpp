@@ -52,7 +52,7 @@ void add_scalar(Message& summary, const std::string& tag, const nlohmann::json& 
 }
 
 std::string new_path(const std::string& folder) {
-  std::filesystem::create_directories(folder);
+  make_folder(folder);
   const int64_t now = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
   return fmt::format("{}/events.out.tfevents.{:010}.{}.{}", folder, now, host_name(), getpid());
 }

@@ -7,11 +7,11 @@
 
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <utility>
 
 #include "comm/communicator.h"
 #include "core/error.h"
+#include "core/file.h"
 
 namespace hyscale {
 namespace {
@@ -25,8 +25,7 @@ std::string holder_of(int descriptor) {
 }  // namespace
 
 RunLock::RunLock(const std::string& folder) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
+  make_folder(folder);
   const std::string path = folder + "/run.lock";
   descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (descriptor_ < 0) throw UserError(concat("checkpoint.directory: cannot write ", path, ": ", std::strerror(errno)));

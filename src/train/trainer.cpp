@@ -72,7 +72,7 @@ Trainer::Trainer(const Config& config, const std::string& resume, Device device,
   check_groups(config_, store);
   store.allocate(device_, compute_dtype(device_), sharding(config_, groups_));
   if (!checkpoint.empty()) {
-    verify_checkpoint(checkpoint, false);
+    verify_checkpoint(checkpoint, true, groups_.hosts->rank(), groups_.hosts->size());
     check_same_model(checkpoint);
     load_weights(store, HfFolderReader(checkpoint + "/model"));
   } else if (!config_.model.weights.empty()) {
@@ -91,8 +91,18 @@ Trainer::Trainer(const Config& config, const std::string& resume, Device device,
   if (!leads()) return;
   write_text_file(directory + "/config.yaml", config_yaml(config_));
   metrics_.emplace(directory + "/metrics.jsonl", step_number_, config_.run.tensorboard ? directory + "/tensorboard" : "");
-  if (!checkpoint.empty()) spdlog::info("resumed from {} at step {}", checkpoint, step_number_);
+  if (!checkpoint.empty()) report_resume(checkpoint);
   if (checkpoint.empty() && !resume.empty()) spdlog::info("no checkpoint in {} yet: starting anew", directory);
+}
+
+void Trainer::report_resume(const std::string& path) const {
+  spdlog::info("resumed from {} at step {}", path, step_number_);
+  const std::string file = path + "/trainer.json";
+  const nlohmann::json saved = read_json_file(file);
+  std::string changes;
+  for (const std::string& change : config_changes(JsonReader(saved, file).text("config"), file, config_)) changes += (changes.empty() ? "" : ", ") + change;
+  if (!changes.empty()) spdlog::info("other than in the run that saved it: {}", changes);
+  if (step_number_ >= config_.train.steps) spdlog::warn("train.steps is {}: nothing is left to train", config_.train.steps);
 }
 
 void Trainer::load_validation() {
@@ -281,9 +291,10 @@ void Trainer::begin_save() {
   save_->start = start;
   // The leader makes the folder; then every rank adds its weights and optimizer state; then the leader commits.
   if (leads()) {
+    renew_folder();
     save_->writer = std::make_shared<CheckpointWriter>(directory, step_number_);
-    fs::create_directories(partial + "/model");
-    fs::create_directories(partial + "/optimizer");
+    make_folder(partial + "/model");
+    make_folder(partial + "/optimizer");
     const nlohmann::json trainer{{"step", step_number_}, {"tokens", tokens_}, {"updates", optimizer_->updates().indexer}, {"trunk_updates", optimizer_->updates().trunk},
                                  {"not_finite_in_row", not_finite_in_row_}, {"spikes_in_row", spikes_in_row_}, {"guard", guard_.state()},
                                  {"stage", stage_config_.model.stage}, {"loader", loader_->cursor()}, {"config", config_yaml(config_)}};
@@ -295,6 +306,16 @@ void Trainer::begin_save() {
   optimizer_->save(partial + "/optimizer", queue_, digests);
   queue_.push([partial, digests, rank = groups_.hosts->rank()] { leave_digests(partial, rank, *digests); });
   save_->blocked_seconds = seconds_since(start);
+}
+
+// The run's folder may be moved or removed under the run, which then goes on in a new one: what it still learns is worth keeping.
+void Trainer::renew_folder() {
+  const std::string& directory = config_.checkpoint.directory;
+  if (fs::exists(directory + "/metrics.jsonl")) return;
+  spdlog::warn("{}: metrics.jsonl is gone, as if the folder was moved or removed; it is begun anew after step {}", directory, step_number_);
+  lock_ = RunLock(directory);
+  write_text_file(directory + "/config.yaml", config_yaml(config_));
+  metrics_.emplace(directory + "/metrics.jsonl", step_number_, config_.run.tensorboard ? directory + "/tensorboard" : "");
 }
 
 // Every rank's files are on the disk: the leader makes them a checkpoint, also beside the steps.

@@ -52,6 +52,7 @@ class Trainer {
     Ring::Times context;
     int64_t sent_bytes = 0;
   };
+  void report_resume(const std::string& checkpoint) const;
   void load_validation();
   void begin_stage(size_t stage);
   void check_same_model(const std::string& checkpoint) const;
@@ -66,6 +67,7 @@ class Trainer {
   void report_skipped(const Outcome&, const std::vector<LoadedSequence>&);
   void evaluate_and_record();
   void begin_save();
+  void renew_folder();
   void commit_save();
   void continue_save(bool everyone);
   void finish_save();

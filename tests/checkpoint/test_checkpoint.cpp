@@ -74,7 +74,7 @@ TEST(Checkpoint, ManifestsThatNameOtherThingsThanItsFilesAreRefused) {
   EXPECT_CONTAINS(error_with(R"({"model/x": 4})"), "MANIFEST.json: \"model/x\": expected a JSON object");
   EXPECT_CONTAINS(error_with(R"({"model/x": {"bytes": "4"}})"), "\"bytes\" is \"4\"; expected an integer");
   EXPECT_CONTAINS(error_with(R"({"model/x": {"bytes": 4}})"), "\"xxh3\" is missing");
-  EXPECT_CONTAINS(error_with("[]"), "MANIFEST.json: is damaged");
+  EXPECT_CONTAINS(error_with("[]"), "MANIFEST.json: has no \"files\"; the checkpoint is damaged");
   EXPECT_CONTAINS(error_with("{"), "MANIFEST.json: is not valid JSON");
 }
 

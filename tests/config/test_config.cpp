@@ -42,18 +42,72 @@ TEST(ConfigReader, MisspeltKeyIsNamedWithItsLineAndTheRightOne) {
 }
 
 TEST(ConfigReader, MistypedValuesAreNamed) {
-  EXPECT_EQ(error_of(std::string(kMinimal) + "  micro_batches: two\n"), "run.yaml:8: train.micro_batches: \"two\"; expected an integer");
-  EXPECT_EQ(error_of(std::string(kMinimal) + "  micro_batches: 1.5\n"), "run.yaml:8: train.micro_batches: \"1.5\"; expected an integer");
-  EXPECT_EQ(error_of(std::string(kMinimal) + "  micro_batches: \"2\"\n"), "run.yaml:8: train.micro_batches: \"2\"; expected an integer");
+  EXPECT_EQ(error_of(std::string(kMinimal) + "  micro_batches: two\n"), "run.yaml:8: train.micro_batches: \"two\"; expected an integer from 1 to 1000000");
+  EXPECT_EQ(error_of(std::string(kMinimal) + "  micro_batches: 1.5\n"), "run.yaml:8: train.micro_batches: \"1.5\"; expected an integer from 1 to 1000000, in digits alone");
+  EXPECT_EQ(error_of(std::string(kMinimal) + "  micro_batches: \"2\"\n"), "run.yaml:8: train.micro_batches: \"2\"; expected an integer from 1 to 1000000, without quotes");
   EXPECT_EQ(error_of(std::string(kMinimal) + "  deterministic: yes\n"), "run.yaml:8: train.deterministic: \"yes\"; expected true or false");
-  EXPECT_EQ(error_of(std::string(kMinimal) + "optimizer:\n  lr: fast\n"), "run.yaml:9: optimizer.lr: \"fast\"; expected a number");
-  EXPECT_EQ(error_of(std::string(kMinimal) + "optimizer:\n  lr: .nan\n"), "run.yaml:9: optimizer.lr: \".nan\"; expected a number");
+  EXPECT_EQ(error_of(std::string(kMinimal) + "optimizer:\n  lr: fast\n"), "run.yaml:9: optimizer.lr: \"fast\"; expected a number at least 0");
+  EXPECT_EQ(error_of(std::string(kMinimal) + "optimizer:\n  lr: .nan\n"), "run.yaml:9: optimizer.lr: \".nan\"; expected a number at least 0");
   EXPECT_EQ(error_of(std::string(kMinimal) + "optimizer: 3\n"), "run.yaml:8: optimizer: expected keys with values");
   EXPECT_EQ(error_of(std::string(kMinimal) + "  recompute: all\n"), "run.yaml:8: train.recompute: \"all\"; expected one of none, layer");
 }
 
+TEST(ConfigReader, NumbersThatAreWrittenOtherwiseAreToldHow) {
+  const auto lr = [](const std::string& text) { return error_of(std::string(kMinimal) + "optimizer: {lr: " + text + "}\n"); };
+  for (const std::string text : {"128k", "1e3", "1_000", "2.5", "99999999999999999999"})
+    EXPECT_EQ(error_of(kMinimal, {"data.sequence_tokens=" + text}),
+              "--set data.sequence_tokens=" + text + ": data.sequence_tokens: \"" + text + "\"; expected an integer from 1 to 1073741824, in digits alone");
+  for (const std::string text : {"1e-4x", "+1e-3", "1e999", "0x10", "3 %"})
+    EXPECT_EQ(lr(text), "run.yaml:8: optimizer.lr: \"" + text + "\"; expected a number at least 0, such as 0.001 or 1e-3, without a unit");
+  EXPECT_EQ(lr("\"1e-4\""), "run.yaml:8: optimizer.lr: \"1e-4\"; expected a number at least 0, without quotes");
+  EXPECT_EQ(lr("1,0e-4").substr(0, 49), "run.yaml:8: optimizer.0e-4: unknown key; known ke");
+  for (const char* text : {"1e-4", "1E-4", ".0001", "0.0001", "0.1e-3"}) EXPECT_EQ(config_of(kMinimal, {std::string("optimizer.lr=") + text}).optimizer.lr, 1e-4) << text;
+}
+
+TEST(ConfigReader, ColonsAndTabsThatYamlTakesOtherwiseAreNamed) {
+  EXPECT_EQ(error_of(std::string(kMinimal) + "optimizer: {lr:1}\n"), "run.yaml:8: optimizer.lr:1: unknown key; expected \"lr: 1\", with a colon and a space");
+  EXPECT_EQ(error_of(std::string(kMinimal) + "optimizer: {lr 1}\n"), "run.yaml:8: optimizer.lr 1: unknown key; expected \"lr: 1\", with a colon and a space");
+  const std::string tab = error_of("model:\n\tconfig: m.json\n");
+  EXPECT_EQ(tab.substr(0, 30), "run.yaml:2: is not valid YAML:") << tab;
+  EXPECT_CONTAINS(tab, "; line 2 is indented with a tab, expected spaces");
+  EXPECT_EQ(error_of(std::string(kMinimal) + "optimizer: {lr: 1e-4}\t# a tab behind\n"), "accepted");
+}
+
+// From editors of other systems.
+TEST(ConfigReader, LineEndsAndByteOrderMarksAreTaken) {
+  std::string lines = kMinimal;
+  for (size_t at = 0; (at = lines.find('\n', at)) != std::string::npos; at += 2) lines.replace(at, 1, "\r\n");
+  EXPECT_EQ(config_yaml(config_of(lines)), config_yaml(config_of(kMinimal)));
+  EXPECT_EQ(config_yaml(config_of(std::string("\xef\xbb\xbf") + kMinimal)), config_yaml(config_of(kMinimal)));
+}
+
+TEST(ConfigReader, InputsThatDoNotExistAreNamedWithTheirPlace) {
+  const TemporaryFolder folder;
+  test::write_file(folder / "m.json", "{}");
+  test::write_file(folder / "d.bin", "");
+  const auto error_with = [&](const std::string& model, const std::string& data, Inputs inputs, const std::vector<std::string>& overrides = {}) {
+    test::write_file(folder / "run.yaml", "model:\n  config: " + model + "\ndata:\n  train: [{path: " + data + "}]\n  sequence_tokens: 64\ntrain:\n  steps: 10\n");
+    try {
+      read_config(folder / "run.yaml", overrides, inputs);
+    } catch (const UserError& e) {
+      return std::string(e.what()).substr(folder.path().size() + 1);
+    }
+    return std::string("accepted");
+  };
+  const std::string m = folder / "m.json", d = folder / "d";
+  EXPECT_EQ(error_with("/no.json", "/no", Inputs::named), "accepted");
+  EXPECT_EQ(error_with(m, "/no", Inputs::model), "accepted");
+  EXPECT_EQ(error_with(m, d, Inputs::all), "accepted");
+  EXPECT_EQ(error_with("/no.json", d, Inputs::model), "run.yaml:2: model.config: /no.json: cannot be read: No such file; expected a Hugging Face config.json or a folder that holds one");
+  EXPECT_EQ(error_with(m, "/no", Inputs::all), "run.yaml:4: data.train: /no.bin: cannot open: No such file; expected the path of a data set as hyscale-data build --output had it");
+  EXPECT_CONTAINS(error_with(m, d + ".bin", Inputs::all), "d.bin.bin: cannot open: No such file; expected the path of a data set without .bin");
+  for (const std::string path : {"$DATA/d", "~/d"}) EXPECT_CONTAINS(error_with(m, path, Inputs::all), "; $ and ~ are not replaced here, but in the shell by --set");
+  EXPECT_CONTAINS(error_of(kMinimal, {"checkpoint.directory="}), "checkpoint.directory: expected text, the value is empty");
+  EXPECT_CONTAINS(error_of(kMinimal, {"checkpoint.directory=''"}), "checkpoint.directory: is empty; expected a folder");
+}
+
 TEST(ConfigReader, RangesDuplicatesAndMissingKeys) {
-  EXPECT_EQ(error_of(std::string(kMinimal) + "  micro_batches: 0\n"), "run.yaml:8: train.micro_batches: 0; expected an integer from 1 to 1e+06");
+  EXPECT_EQ(error_of(std::string(kMinimal) + "  micro_batches: 0\n"), "run.yaml:8: train.micro_batches: 0; expected an integer from 1 to 1000000");
   EXPECT_EQ(error_of(std::string(kMinimal) + "  steps: 11\n"), "run.yaml:8: train.steps: is given twice");
   EXPECT_EQ(error_of(std::string(kMinimal) + "train:\n  steps: 11\n"), "run.yaml:8: train: is given twice");
   EXPECT_EQ(error_of("model:\n  config: m\ndata:\n  train: [{path: d}]\n  sequence_tokens: 64\n"), "run.yaml: train.steps: is missing");
@@ -100,8 +154,14 @@ TEST(ConfigReader, OverridesGoThroughTheSameChecks) {
   EXPECT_EQ(c.optimizer.lr, 1e-4);
   EXPECT_EQ(c.data.train[0].path, "other");
   EXPECT_EQ(error_of(kMinimal, {"train.stepz=20"}), "--set train.stepz=20: train.stepz: unknown key; did you mean \"steps\"?");
-  EXPECT_EQ(error_of(kMinimal, {"train.steps=many"}), "--set train.steps=many: train.steps: \"many\"; expected an integer");
+  EXPECT_EQ(error_of(kMinimal, {"train.steps=many"}), "--set train.steps=many: train.steps: \"many\"; expected an integer from 1 to 1000000000000");
   EXPECT_EQ(error_of(kMinimal, {"steps"}), "--set steps: expected section.key=value");
+  EXPECT_EQ(error_of(kMinimal, {"trian.steps=3"}), "--set trian.steps=3: trian: unknown key; did you mean \"train\"?");
+  EXPECT_EQ(error_of(kMinimal, {"data.train.path=x"}), "--set data.train.path=x: data.train has no keys");
+  const Config groups = config_of(kMinimal, {"optimizer.groups.indexer.lr=1e-3", "optimizer.groups.router.lr_scale=0.5"});
+  EXPECT_EQ(groups.optimizer.groups.at("indexer").lr, 1e-3);
+  EXPECT_EQ(groups.optimizer.groups.at("router").lr_scale, 0.5);
+  EXPECT_EQ(error_of(kMinimal, {"optimizer.groups.indexr.lr=1e-3"}), "--set optimizer.groups.indexr.lr=1e-3: optimizer.groups.indexr: unknown key; did you mean \"indexer\"?");
 }
 
 TEST(ConfigReader, TheEffectiveConfigurationReadsBackTheSame) {

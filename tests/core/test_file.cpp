@@ -18,6 +18,20 @@ TEST(MappedFile, HoldsTheBytesOfTheFileThatHadTheNameAtFirst) {
   EXPECT_EQ(empty.size(), 0);
 }
 
+TEST(MappedFile, AFileThatIsShortenedEndsTheProcessWithItsName) {
+  const TemporaryFolder f;
+  test::write_file(f / "a", std::string(100000, 'x'));
+  test::write_file(f / "b", "y");
+  EXPECT_EXIT(
+      {
+        const MappedFile b(f / "b");
+        const MappedFile a(f / "a");
+        std::filesystem::resize_file(f / "a", 0);
+        std::exit(*static_cast<const volatile char*>(a.data() + 50000));
+      },
+      testing::ExitedWithCode(2), f / "a: cannot be read any more: it was shortened");
+}
+
 TEST(MappedFile, WhatIsNoFileIsNamed) {
   const TemporaryFolder f;
   for (const std::string& path : {f / "missing", f.path()}) EXPECT_CONTAINS(test::error_of([&] { MappedFile m(path); }), path + ": ");

@@ -130,6 +130,17 @@ TEST_F(Blend, DataOfTheSameSizeIsToldApart) {
   EXPECT_CONTAINS(error_of([&] { other.restore(cursor); }), "code: has 40 documents and 640 tokens, index ");
 }
 
+// A place in one order is also a place in another, where documents would come twice or never.
+TEST_F(Blend, ACursorOfAnotherOrderIsRefused) {
+  const nlohmann::json cursor = Loader(options_).cursor();
+  Loader::Options other = options_;
+  other.seed = 6;
+  EXPECT_CONTAINS(error_of([&] { Loader(other).restore(cursor); }), "data.seed: is 6, the checkpoint's documents are in the order of 5; expected 5, or a new run");
+  other = options_;
+  other.shuffle = false;
+  EXPECT_CONTAINS(error_of([&] { Loader(other).restore(cursor); }), "data.shuffle: is false, the checkpoint's documents are in the order of true");
+}
+
 TEST_F(Blend, CursorsThatPointNowhereAreRefused) {
   Loader loader(options_);
   const nlohmann::json good = loader.cursor();
@@ -148,6 +159,8 @@ TEST_F(Blend, CursorsThatPointNowhereAreRefused) {
     j["sources"][0].erase(key);
     EXPECT_CONTAINS(error_of([&] { loader.restore(j); }), "code: \"" + key + "\" is missing");
   }
+  EXPECT_CONTAINS(error_with("/seed", nullptr), "\"seed\" is missing");
+  EXPECT_CONTAINS(error_with("/shuffle", 1), "data.shuffle: is true, the checkpoint's documents are in the order of 1");
   EXPECT_CONTAINS(error_with("/sources/1/drawn", "many"), "\"drawn\" is \"many\"");
   EXPECT_CONTAINS(error_with("/sources/1/drawn", INT64_MAX), "\"drawn\" is 9223372036854775807; expected an integer from 0 to 4611686018427387904");
   EXPECT_CONTAINS(error_with("/current", 3), "\"current\" is 3; expected an integer from -1 to 2");

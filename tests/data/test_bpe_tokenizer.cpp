@@ -62,7 +62,7 @@ TEST(BpeTokenizer, WhatWouldMakeOtherIdsIsRefusedByName) {
 }
 
 TEST(BpeTokenizer, MalformedFilesAreNamedWithWhatIsWrong) {
-  EXPECT_CONTAINS(error_of([] { make_tokenizer("/nowhere/tokenizer.json"); }), "/nowhere/tokenizer.json: cannot open");
+  EXPECT_CONTAINS(error_of([] { make_tokenizer("/nowhere/tokenizer.json"); }), "/nowhere/tokenizer.json: does not exist");
   EXPECT_CONTAINS(error_with([](json& j) { j = json::array(); }), "tokenizer.json: expected a JSON object");
   EXPECT_CONTAINS(error_with([](json& j) { j.erase("model"); }), "tokenizer.json: \"model\" is missing");
   EXPECT_CONTAINS(error_with([](json& j) { j["model"]["vocab"]["a"] = -1; }), "model: vocab: \"a\" is -1; expected an id from 0 to");

@@ -125,7 +125,7 @@ TEST(Tokenizer, BytesRoundTrip) {
   EXPECT_EQ(t->end_of_document(), 256);
 }
 
-TEST(Tokenizer, AMissingModelIsNamed) { EXPECT_CONTAINS(error_of([] { make_tokenizer("/nowhere/t.model"); }), "/nowhere/t.model: is no SentencePiece model"); }
+TEST(Tokenizer, AMissingModelIsNamed) { EXPECT_CONTAINS(error_of([] { make_tokenizer("/nowhere/t.model"); }), "/nowhere/t.model: does not exist; expected byte, a tokenizer.json or its folder, or a SentencePiece model"); }
 
 TEST(Tokenizer, SentencePieceModelsEncodeDecodeAndEndDocuments) {
   const TemporaryFolder f;
@@ -172,6 +172,57 @@ TEST(BuildDataset, FoldersJsonLinesEmptyAndBinaryFiles) {
   EXPECT_CONTAINS(error_of([&] { build_dataset({{f / "nothing"}, f / "o"}, *make_tokenizer("byte")); }), "nothing: does not exist");
 }
 
+TEST(BuildDataset, PackedByGzipIsTheSame) {
+  const TemporaryFolder f;
+  std::string lines;
+  const Rng rng(3);
+  for (uint64_t i = 0; i < 60000; ++i) lines += "{\"text\": \"document " + std::to_string(rng.below(i, 1 << 30)) + "\"}\n";
+  test::write_file(f / "a.jsonl", lines);
+  test::write_file(f / "b.txt", "plain text");
+  // Two members, as appending to a .gz makes them.
+  ASSERT_EQ(test::run({"/bin/sh", "-c", "cd " + f.path() + " && mkdir gz && { head -n 30000 a.jsonl | gzip; tail -n 30000 a.jsonl | gzip; } > gz/a.jsonl.gz && gzip -c b.txt > gz/b.txt.gz"}).code, 0);
+  const BuildReport plain = build_dataset({{f / "a.jsonl", f / "b.txt"}, f / "plain"}, *make_tokenizer("byte"));
+  build_dataset({{f / "gz"}, f / "packed"}, *make_tokenizer("byte"));
+  EXPECT_EQ(plain.documents, 60001);
+  for (const std::string ending : {".bin", ".idx"}) EXPECT_TRUE(test::read_file(f / ("plain" + ending)) == test::read_file(f / ("packed" + ending))) << ending;
+  const std::string good = test::read_file(f / "gz/a.jsonl.gz");
+  const auto error_with = [&](const std::string& bytes) {
+    test::write_file(f / "x.jsonl.gz", bytes);
+    return error_of([&] { build_dataset({{f / "x.jsonl.gz"}, f / "x"}, *make_tokenizer("byte")); });
+  };
+  std::string wrong_sum = good;
+  wrong_sum[good.size() - 5] ^= 1;
+  EXPECT_CONTAINS(error_with(good.substr(0, good.size() - 100)), "x.jsonl.gz: is cut off");
+  EXPECT_CONTAINS(error_with(""), "x.jsonl.gz: is cut off, or empty");
+  EXPECT_CONTAINS(error_with("{\"text\": \"not packed\"}\n"), "x.jsonl.gz: is no valid gzip file");
+  EXPECT_CONTAINS(error_with(wrong_sum), "x.jsonl.gz: is no valid gzip file");
+  EXPECT_EQ(error_with(good), "accepted");
+  test::write_file(f / "a.jsonl.zst", "x");
+  EXPECT_CONTAINS(error_of([&] { build_dataset({{f / "a.jsonl.zst"}, f / "x"}, *make_tokenizer("byte")); }), "a.jsonl.zst: is packed; expected text or .jsonl, as they are or with .gz");
+}
+
+// What a run has open, or the only copy that there is.
+TEST(BuildDataset, AnOlderDataSetStaysWholeUntilTheNewOneIs) {
+  const TemporaryFolder f;
+  const auto tokens_of = [](const IndexedDataset& d) {
+    std::vector<int32_t> ids(static_cast<size_t>(d.document_tokens(0)));
+    d.read(0, 0, d.document_tokens(0), 257, ids.data());
+    return ids;
+  };
+  test::write_file(f / "old.txt", "first");
+  test::write_file(f / "new.txt", "2nd");
+  build_dataset({{f / "old.txt"}, f / "set"}, *make_tokenizer("byte"));
+  const IndexedDataset open(f / "set");
+  const std::vector<int32_t> first = tokens_of(open);
+  test::write_file(f / "bad.jsonl", "{\"text\": \"x\"}\n{\n");
+  EXPECT_CONTAINS(error_of([&] { build_dataset({{f / "bad.jsonl"}, f / "set"}, *make_tokenizer("byte")); }), "bad.jsonl:2");
+  EXPECT_FALSE(fs::exists(f / "set.bin.partial"));
+  EXPECT_EQ(tokens_of(IndexedDataset(f / "set")), first);
+  build_dataset({{f / "new.txt"}, f / "set"}, *make_tokenizer("byte"));
+  EXPECT_EQ(tokens_of(open), first);
+  EXPECT_EQ(tokens_of(IndexedDataset(f / "set")), (std::vector<int32_t>{'2', 'n', 'd', 256}));
+}
+
 TEST(BuildDataset, ValidationTakesItsShareOfDocuments) {
   const TemporaryFolder f;
   std::string lines;
@@ -181,7 +232,7 @@ TEST(BuildDataset, ValidationTakesItsShareOfDocuments) {
   EXPECT_EQ(r.documents, 90);
   EXPECT_EQ(r.validation_documents, 10);
   EXPECT_CONTAINS(error_of([&] { build_dataset({{f / "x.jsonl"}, f / "none", "text", true, 0.005}, *make_tokenizer("byte")); }),
-                  "none: a validation fraction of 0.005 takes none of 100 documents; expected at least 0.01, or none");
+                  "none: a validation fraction of 0.005 takes none of 100 documents; expected at least 0.01, or no fraction");
   EXPECT_FALSE(fs::exists(f / "none.idx"));
 }
 

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "checkpoint/checkpoint.h"
+#include "core/digest.h"
 #include "tests/train/tiny_run.h"
 
 namespace hyscale {
@@ -22,6 +23,17 @@ TEST(BadInput, MisspeltKeyAndWrongType) {
   expect_refused(run(t.command({"--set", "optimizer.lr=fast"})), "optimizer.lr: \"fast\"; expected a number");
   expect_refused(run({test::tool("hyscale-train")}), "--config FILE is missing");
   expect_refused(run({test::tool("hyscale-train"), "--konfig", "x"}), "--konfig");
+}
+
+TEST(BadInput, OneRankSpeaksForAll) {
+  const TinyRun t;
+  for (const std::string mistake : {"train.stepz=3", "data.train=[/nowhere/x]", "parallel.data=5"}) {
+    const std::string output = run(t.with_ranks(3, "a", {"--set", "train.micro_batches=30", "--set", "parallel.data=3", "--set", mistake})).output;
+    const std::string part = mistake == "train.stepz=3" ? "unknown key" : mistake == "parallel.data=5" ? "but the job has 3 ranks" : "/nowhere/x.bin: cannot open";
+    const size_t first = output.find(part);
+    EXPECT_NE(first, std::string::npos) << output;
+    EXPECT_EQ(output.find(part, first + 1), std::string::npos) << output;
+  }
 }
 
 TEST(BadInput, MissingTruncatedAndCorruptData) {
@@ -107,7 +119,7 @@ TEST(BadInput, ACheckpointWithACounterOrPlaceThatIsNoneIsNotResumed) {
     nlohmann::json changed = good, manifest = nlohmann::json::parse(test::read_file(path + "/MANIFEST.json"));
     changed[nlohmann::json::json_pointer(pointer)] = value;
     test::write_file(path + "/trainer.json", changed.dump());
-    manifest["files"]["trainer.json"]["bytes"] = changed.dump().size();
+    manifest["files"]["trainer.json"] = {{"bytes", changed.dump().size()}, {"xxh3", file_digest(path + "/trainer.json")}};
     test::write_file(path + "/MANIFEST.json", manifest.dump());
     expect_refused(run(t.into("a", {"--resume", "latest", "--set", "train.steps=12"})), part);
   };
@@ -140,6 +152,49 @@ TEST(BadInput, ADamagedCheckpointIsNotResumed) {
   fs::resize_file(t / "a/step-00000010/model/model.safetensors", 1000);
   expect_refused(run(t.into("a", {"--resume", "latest", "--set", "train.steps=12"})), "model/model.safetensors: has 1000 bytes, the manifest says");
   EXPECT_EQ(run(t.into("a", {"--resume", t / "a/step-00000005", "--set", "train.steps=6"})).code, 0);
+}
+
+TEST(BadInput, AByteThatChangedInACheckpointIsFound) {
+  const TinyRun t;
+  ASSERT_EQ(run(t.into("a")).code, 0);
+  const std::vector<std::string> resume{"--resume", "latest", "--set", "train.steps=12"};
+  for (const std::string file : {"model/model.safetensors", "optimizer/rank-00000.safetensors"}) {
+    const std::string path = t / "a/step-00000010/" + file;
+    const std::string good = test::read_file(path);
+    std::string bad = good;
+    bad[bad.size() / 2] ^= 1;
+    test::write_file(path, bad);
+    expect_refused(run(t.into("a", resume)), file + ": its contents differ from the manifest's xxh3; the checkpoint is damaged, an earlier one is resumed with --resume RUN/step-N");
+    // Of two ranks, each looks at its share of the files.
+    auto two = t.under_mpirun(2, "a", resume);
+    EXPECT_CONTAINS(run(two).output, file + ": its contents differ");
+    test::write_file(path, good);
+  }
+  EXPECT_EQ(run(t.into("a", resume)).code, 0);
+}
+
+TEST(BadInput, WhatAResumedRunHasOtherwiseIsSaidOrRefused) {
+  const TinyRun t;
+  ASSERT_EQ(run(t.into("a")).code, 0);
+  const auto again = run(t.into("a", {"--resume", "latest"}));
+  EXPECT_EQ(again.code, 0);
+  EXPECT_CONTAINS(again.output, "train.steps is 10: nothing is left to train");
+  EXPECT_FALSE(test::contains(again.output, "other than in the run that saved it")) << again.output;
+  const auto changed = run(t.into("a", {"--resume", "latest", "--set", "train.steps=11", "--set", "optimizer.lr=2e-3", "--set", "data.sequence_tokens=64"}));
+  EXPECT_EQ(changed.code, 0);
+  EXPECT_CONTAINS(changed.output, "other than in the run that saved it: data.sequence_tokens 64 (was 96), optimizer.lr 0.002 (was 0.001), train.steps 11 (was 10)");
+  expect_refused(run(t.into("a", {"--resume", "latest", "--set", "train.steps=12", "--set", "data.seed=7"})), "data.seed: is 7, the checkpoint's documents are in the order of 0; expected 0");
+}
+
+TEST(BadInput, ARunWhoseFolderIsRemovedGoesOnInANewOne) {
+  const TinyRun t;
+  test::Child child(t.into("a", {"--set", "train.steps=100000", "--set", "checkpoint.every=0"}), t / "log");
+  while (child.running() && !test::contains(child.output(), "step 3/")) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  fs::rename(t / "a", t / "gone");
+  child.send(SIGTERM);
+  EXPECT_EQ(child.wait(), 75) << child.output();
+  EXPECT_CONTAINS(child.output(), "a: metrics.jsonl is gone, as if the folder was moved or removed; it is begun anew after step");
+  for (const std::string name : {"config.yaml", "metrics.jsonl", "run.lock", "latest/MANIFEST.json"}) EXPECT_TRUE(fs::exists(t / ("a/" + name))) << name;
 }
 
 TEST(BadInput, CudaWithoutADeviceIsNamed) {

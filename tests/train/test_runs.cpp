@@ -3,6 +3,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/safetensors.h"
+#include "core/memory.h"
 #include "tests/train/tiny_run.h"
 
 namespace hyscale {
@@ -203,6 +204,14 @@ TEST(Runs, SkippedSequencesAreReplacedByTheNext) {
   EXPECT_EQ(t.metrics("a")[2]["labels"], t.metrics("b")[1]["labels"]);
 }
 
+TEST(Runs, ProgramsSayTheirVersion) {
+  for (const std::string name : {"hyscale-train", "hyscale-data", "hyscale-checkpoint"}) {
+    const auto r = run({test::tool(name), "--version"});
+    EXPECT_EQ(r.code, 0);
+    EXPECT_EQ(r.output, name + " " HYSCALE_VERSION ", " + (built_with_cuda() ? "CUDA and CPU" : "CPU alone") + "\n");
+  }
+}
+
 TEST(Runs, CheckpointToolInspectsAndVerifies) {
   const TinyRun t;
   ASSERT_EQ(run(t.into("a")).code, 0);
@@ -211,6 +220,16 @@ TEST(Runs, CheckpointToolInspectsAndVerifies) {
   const auto inspected = run({test::tool("hyscale-checkpoint"), "inspect", t / "a/latest"});
   EXPECT_CONTAINS(inspected.output, "238880 elements");
   EXPECT_CONTAINS(inspected.output, "step 10, 1920 tokens, 10 updates, stage sparse");
+  for (const std::string command : {"inspect", "verify"}) {
+    const auto run_folder = run({test::tool("hyscale-checkpoint"), command, t / "a"});
+    EXPECT_EQ(run_folder.code, 2);
+    EXPECT_CONTAINS(run_folder.output, command == "verify" ? "expected RUN/latest or RUN/step-N" : "is the folder of a run; expected one of its checkpoints, such as " + (t / "a/step-00000010"));
+  }
+  test::write_file(t / "file", "");
+  EXPECT_CONTAINS(run({test::tool("hyscale-checkpoint"), "export", t / "a/latest", t / "file"}).output, "file: exists and is no empty folder; expected a new one");
+  const auto nowhere = run({test::tool("hyscale-checkpoint"), "export", t / "a/latest", "/proc/nowhere"});
+  EXPECT_EQ(nowhere.code, 2);
+  EXPECT_CONTAINS(nowhere.output, "/proc/nowhere.partial: cannot create the folder: ");
   std::string damaged = test::read_file(t / "a/step-00000010/optimizer/rank-00000.safetensors");
   damaged[damaged.size() / 2] ^= 1;
   test::write_file(t / "a/step-00000010/optimizer/rank-00000.safetensors", damaged);

@@ -1,10 +1,11 @@
 hyscale_test(test_train SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_runs.cpp ${CMAKE_CURRENT_LIST_DIR}/test_bad_input.cpp ${CMAKE_CURRENT_LIST_DIR}/test_plan.cpp ${CMAKE_CURRENT_LIST_DIR}/test_data_parallel.cpp ${CMAKE_CURRENT_LIST_DIR}/test_parallel.cpp
   ${CMAKE_CURRENT_LIST_DIR}/test_stages.cpp ${CMAKE_CURRENT_LIST_DIR}/test_guards.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/test_interchange.cpp ${CMAKE_CURRENT_LIST_DIR}/test_run_lock.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/test_interchange.cpp ${CMAKE_CURRENT_LIST_DIR}/test_run_lock.cpp ${CMAKE_CURRENT_LIST_DIR}/test_stopping.cpp
   ${CMAKE_CURRENT_LIST_DIR}/test_qwen_runs.cpp ${CMAKE_CURRENT_LIST_DIR}/test_v4_runs.cpp
   DEPENDS hyscale_train)
-target_compile_definitions(test_train PRIVATE HYSCALE_TOOLS="$<TARGET_FILE_DIR:hyscale-train>" HYSCALE_MPIRUN="${MPIEXEC_EXECUTABLE}" HYSCALE_PYTHON="${CMAKE_SOURCE_DIR}/.venv/bin/python3")
+target_compile_definitions(test_train PRIVATE HYSCALE_TOOLS="$<TARGET_FILE_DIR:hyscale-train>" HYSCALE_VERSION="${PROJECT_VERSION}" HYSCALE_MPIRUN="${MPIEXEC_EXECUTABLE}" HYSCALE_PYTHON="${CMAKE_SOURCE_DIR}/.venv/bin/python3")
 add_dependencies(test_train hyscale-train hyscale-data hyscale-checkpoint)
+add_test(NAME sbatch COMMAND ${CMAKE_CURRENT_LIST_DIR}/check_sbatch.sh)
 # The README's first command, on the repository's own text.
 add_test(NAME quickstart COMMAND scripts/quickstart.sh WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
 set_tests_properties(quickstart PROPERTIES LABELS long TIMEOUT 1800)
