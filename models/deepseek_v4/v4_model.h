@@ -2,8 +2,8 @@
 #pragma once
 #include <optional>
 
-#include "models/deepseek_v4/hyper_block.h"
-#include "models/deepseek_v4/v4_mtp.h"
+#include "models/deepseek_v4/decoder_layer.h"
+#include "models/deepseek_v4/mtp.h"
 #include "models/layer_stack.h"
 #include "models/layered_model.h"
 #include "models/registry.h"
@@ -26,7 +26,7 @@ class V4Model : public LayeredModel {
 
  private:
   const MoeConfig& experts() const override { return config_.moe; }
-  using Layers = LayerStack<HyperBlock, V4Mtp, V4Rope>;
+  using Layers = LayerStack<V4Layer, V4Mtp, V4Rope>;
   void prepare(Context&);
   Tensor embed(Context&);
 

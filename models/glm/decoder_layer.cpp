@@ -8,7 +8,7 @@
 
 namespace hyscale {
 
-DecoderLayer::DecoderLayer(ParameterStore& store, const std::string& prefix, const GlmConfig& c, bool owns_indexer, bool dense)
+GlmLayer::GlmLayer(ParameterStore& store, const std::string& prefix, const GlmConfig& c, bool owns_indexer, bool dense)
     : eps_(c.norm_eps),
       input_norm_(store.add(norm_weight(prefix + "input_layernorm.weight", c.attention.hidden_size))),
       post_norm_(store.add(norm_weight(prefix + "post_attention_layernorm.weight", c.attention.hidden_size))),
@@ -21,14 +21,14 @@ DecoderLayer::DecoderLayer(ParameterStore& store, const std::string& prefix, con
     moe_.emplace(store, prefix + "mlp.", c.moe);
 }
 
-void DecoderLayer::attention_input(Context& ctx, const Tensor& x, Saved& s) {
+void GlmLayer::attention_input(Context& ctx, const Tensor& x, Saved& s) {
   s.x = x;
   s.rstd1 = ctx.saved->allocate(DType::f32, {x.size(0)});
   s.u = ctx.saved->allocate(ctx.activation, x.shape());
   rms_norm({x, input_norm_.value, eps_, s.u, s.rstd1, ctx.stream});
 }
 
-void DecoderLayer::feed_forward(Context& ctx, Pass pass, const Tensor& attention_out, const Tensor& y, Saved& s) {
+void GlmLayer::feed_forward(Context& ctx, Pass pass, const Tensor& attention_out, const Tensor& y, Saved& s) {
   s.x1 = ctx.saved->allocate(ctx.activation, s.x.shape());
   s.rstd2 = ctx.saved->allocate(DType::f32, {s.x.size(0)});
   s.v = ctx.saved->allocate(ctx.activation, s.x.shape());
@@ -41,7 +41,7 @@ void DecoderLayer::feed_forward(Context& ctx, Pass pass, const Tensor& attention
   add(y, y, s.x1, ctx.stream);
 }
 
-void DecoderLayer::forward(Context& ctx, Pass pass, int slot, const Tensor& x, const Tensor& y, const Tensor& inv_freq, Saved& s) {
+void GlmLayer::forward(Context& ctx, Pass pass, int slot, const Tensor& x, const Tensor& y, const Tensor& inv_freq, Saved& s) {
   attention_input(ctx, x, s);
   attention_.project(ctx, s.u, inv_freq, s.attention);
   const Tensor kv = indexer_ ? indexer_->forward(ctx, pass, slot, s.u, s.attention.c_q, s.attention.kv, inv_freq, s.indexer)
@@ -51,13 +51,13 @@ void DecoderLayer::forward(Context& ctx, Pass pass, int slot, const Tensor& x, c
   feed_forward(ctx, pass, y, y, s);
 }
 
-void DecoderLayer::sample_selection(Context& ctx, int slot, const Tensor& kv, const Saved& s) {
+void GlmLayer::sample_selection(Context& ctx, int slot, const Tensor& kv, const Saved& s) {
   if (!ctx.health || !indexer_ || !s.indexer.all_keys.defined()) return;
   ctx.health->observe(ctx, {slot, k_, s.attention.q_absorbed, kv, attention_.value_width(), attention_.scale(), s.indexer.q, s.indexer.weights, s.indexer.all_keys,
                             ctx.sequence->key_begin, ctx.sequence->key_end});
 }
 
-void DecoderLayer::backward(Context& ctx, int slot, const Tensor& dy, const Tensor& inv_freq, const Saved& s) {
+void GlmLayer::backward(Context& ctx, int slot, const Tensor& dy, const Tensor& inv_freq, const Saved& s) {
   const ArenaScope scope(*ctx.scratch);
   const Tensor d = ctx.scratch->allocate(ctx.activation, dy.shape());
   if (mlp_)
@@ -73,7 +73,7 @@ void DecoderLayer::backward(Context& ctx, int slot, const Tensor& dy, const Tens
   rms_norm_backward(ctx, s.x, input_norm_, s.rstd1, d, dy, true);
 }
 
-void DecoderLayer::warmup(Context& ctx, int slot, const Tensor& x, const Tensor& y, const Tensor& inv_freq) {
+void GlmLayer::warmup(Context& ctx, int slot, const Tensor& x, const Tensor& y, const Tensor& inv_freq) {
   Saved s;
   attention_input(ctx, x, s);
   attention_.project(ctx, s.u, inv_freq, s.attention);

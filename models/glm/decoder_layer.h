@@ -10,10 +10,10 @@
 
 namespace hyscale {
 
-class DecoderLayer {
+class GlmLayer {
  public:
   // owns_indexer: this layer makes its selection, else it reads another's. dense: MLP instead of experts.
-  DecoderLayer(ParameterStore&, const std::string& prefix, const GlmConfig&, bool owns_indexer, bool dense);
+  GlmLayer(ParameterStore&, const std::string& prefix, const GlmConfig&, bool owns_indexer, bool dense);
 
   struct Saved {
     Tensor x, rstd1, u;   // [T, C] (the caller's), f32 [T], [T, C]

@@ -25,7 +25,7 @@ GlmModel::GlmModel(const nlohmann::json& hf_config, const std::string& path, con
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     const size_t at = static_cast<size_t>(i);
     num_slots_ += config_.selecting_layer[at];
-    DecoderLayer& layer = layers_.add(num_slots_ - 1, concat("model.layers.", i, "."), config_, config_.selecting_layer[at], config_.dense_layer[at]);
+    GlmLayer& layer = layers_.add(num_slots_ - 1, concat("model.layers.", i, "."), config_, config_.selecting_layer[at], config_.dense_layer[at]);
     if (layer.moe()) moe_layers_.push_back(layer.moe());
   }
   head_unit_ = store_.begin_unit(false);

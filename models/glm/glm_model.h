@@ -24,7 +24,7 @@ class GlmModel : public LayeredModel {
 
  private:
   const MoeConfig& experts() const override { return config_.moe; }
-  using Layers = LayerStack<DecoderLayer, Mtp, Tensor>;
+  using Layers = LayerStack<GlmLayer, GlmMtp, Tensor>;
   Tensor embed(Context&);
   void prepare(Context&);  // constants and counters on the device, once
   Tensor final_norm(Context&, const Tensor& x, const Tensor& rstd);

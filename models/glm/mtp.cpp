@@ -8,7 +8,7 @@
 
 namespace hyscale {
 
-Mtp::Mtp(ParameterStore& store, const std::string& prefix, const GlmConfig& c, int depths, int first_slot, Parameter& embedding, Parameter& lm_head)
+GlmMtp::GlmMtp(ParameterStore& store, const std::string& prefix, const GlmConfig& c, int depths, int first_slot, Parameter& embedding, Parameter& lm_head)
     : eps_(c.norm_eps),
       depths_(depths),
       first_slot_(first_slot),
@@ -21,7 +21,7 @@ Mtp::Mtp(ParameterStore& store, const std::string& prefix, const GlmConfig& c, i
       layer_(store, prefix, c, true, false),
       head_norm_(store.add(norm_weight(prefix + "shared_head.norm.weight", c.attention.hidden_size))) {}
 
-void Mtp::join(Context& ctx, const Tensor& h, int depth, Depth& d) {
+void GlmMtp::join(Context& ctx, const Tensor& h, int depth, Depth& d) {
   const int64_t tokens = h.size(0), width = h.size(1);
   // What the previous depth predicts is what this one reads.
   d.tokens = depth == 0 ? ctx.sequence->labels : ctx.sequence->mtp_labels.at(static_cast<size_t>(depth - 1));
@@ -41,14 +41,14 @@ void Mtp::join(Context& ctx, const Tensor& h, int depth, Depth& d) {
   linear(ctx, d.joined, eh_proj_, d.x);
 }
 
-void Mtp::head(Context& ctx, Depth& d, bool backward) {
+void GlmMtp::head(Context& ctx, Depth& d, bool backward) {
   rms_norm({d.y, head_norm_.value, eps_, d.out, d.y_rstd, ctx.stream});
   if (!backward) return lm_head_loss(ctx, d.out, lm_head_, d.labels, ctx.sums->mtp);
   d.dout = ctx.saved->allocate(ctx.activation, d.out.shape());
   lm_head_loss_backward(ctx, d.out, lm_head_, d.labels, ctx.scales.mtp, ctx.sums->mtp, d.dout);
 }
 
-void Mtp::join_backward(Context& ctx, const Tensor& dx, const Tensor& dh, const Depth& d) {
+void GlmMtp::join_backward(Context& ctx, const Tensor& dx, const Tensor& dh, const Depth& d) {
   const ArenaScope scope(*ctx.scratch);
   const int64_t width = dx.size(1);
   const Tensor djoined = ctx.scratch->allocate(ctx.activation, d.joined.shape());
@@ -60,7 +60,7 @@ void Mtp::join_backward(Context& ctx, const Tensor& dx, const Tensor& dh, const 
   rms_norm_backward(ctx, d.h, hnorm_, d.h_rstd, djoined.slice(1, width, 2 * width), dh, true);
 }
 
-void Mtp::train(Context& ctx, Recompute recompute, const Tensor& h, const Tensor& dh, const Tensor& inv_freq) {
+void GlmMtp::train(Context& ctx, Recompute recompute, const Tensor& h, const Tensor& dh, const Tensor& inv_freq) {
   const ArenaScope saved(*ctx.saved);
   std::vector<Depth> depths(static_cast<size_t>(depths_));
   for (int i = 0; i < depths_; ++i) {
@@ -83,7 +83,7 @@ void Mtp::train(Context& ctx, Recompute recompute, const Tensor& h, const Tensor
   }
 }
 
-void Mtp::evaluate(Context& ctx, const Tensor& h, const Tensor& inv_freq) {
+void GlmMtp::evaluate(Context& ctx, const Tensor& h, const Tensor& inv_freq) {
   const ArenaScope scope(*ctx.saved);
   Tensor below = h;
   for (int i = 0; i < depths_; ++i) {

@@ -10,10 +10,10 @@
 
 namespace hyscale {
 
-class Mtp {
+class GlmMtp {
  public:
   // prefix: "model.layers.N." with N = the number of decoder layers. Depth d selects into slot first_slot + d.
-  Mtp(ParameterStore&, const std::string& prefix, const GlmConfig&, int depths, int first_slot, Parameter& embedding, Parameter& lm_head);
+  GlmMtp(ParameterStore&, const std::string& prefix, const GlmConfig&, int depths, int first_slot, Parameter& embedding, Parameter& lm_head);
 
   // Forward, loss and backward of every depth; adds to dh, the gradient of h. Both [T, C].
   void train(Context&, Recompute, const Tensor& h, const Tensor& dh, const Tensor& inv_freq);
@@ -29,7 +29,7 @@ class Mtp {
     Tensor tokens, labels;               // i32 [T]
     Tensor embedded, e_rstd, h, h_rstd;  // [T, C], f32 [T]
     Tensor joined, x;                    // [T, 2 C], [T, C]
-    DecoderLayer::Saved layer;
+    GlmLayer::Saved layer;
     Tensor y, y_rstd, out;               // [T, C], f32 [T], [T, C]
     Tensor dout;                         // [T, C]
   };
@@ -40,7 +40,7 @@ class Mtp {
   float eps_;
   int depths_, first_slot_, unit_;
   Parameter &embedding_, &lm_head_, &enorm_, &hnorm_, &eh_proj_;
-  DecoderLayer layer_;
+  GlmLayer layer_;
   Parameter& head_norm_;
 };
 

@@ -12,7 +12,7 @@
 #include "bench/bench.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/rope/rope.h"
-#include "models/deepseek_v4/hyper_block.h"
+#include "models/deepseek_v4/decoder_layer.h"
 #include "models/glm/decoder_layer.h"
 #include "models/packed_sequence.h"
 #include "models/qwen/decoder_layer.h"
@@ -87,8 +87,8 @@ class GlmSubject final : public Subject {
     return parse_glm_config(c, "configs/models/glm-5.1.json");
   }
   GlmConfig config_;
-  DecoderLayer layer_;
-  DecoderLayer::Saved use_;
+  GlmLayer layer_;
+  GlmLayer::Saved use_;
   Tensor inv_freq_;
 };
 
@@ -111,8 +111,8 @@ class V4Subject final : public Subject {
     return parse_v4_config(c, "configs/models/deepseek-v4-flash.json");
   }
   V4Config config_;
-  HyperBlock layer_;
-  HyperBlock::Saved use_;
+  V4Layer layer_;
+  V4Layer::Saved use_;
   V4Rope rope_;
 };
 

@@ -2,7 +2,7 @@
 //   X'_j = W_h RMSNorm_h(X_j) + W_e RMSNorm_e(Emb(next token));  layer (sliding window, routed experts), own head; shared LM head
 // Source: DeepSeek-V4 technical report and reference inference.
 #pragma once
-#include "models/deepseek_v4/hyper_block.h"
+#include "models/deepseek_v4/decoder_layer.h"
 #include "models/deepseek_v4/v4_head.h"
 #include "models/model.h"
 
@@ -32,7 +32,7 @@ class V4Mtp {
   int unit_;
   int64_t streams_;
   Parameter &embedding_, &lm_head_, &enorm_, &hnorm_, &e_proj_, &h_proj_;
-  HyperBlock layer_;
+  V4Layer layer_;
   V4Head head_;
 };
 

@@ -11,10 +11,10 @@ struct V4Rope {
   const Tensor& of(Compression c) const { return c == Compression::none ? plain : compressed; }
 };
 
-class HyperBlock {
+class V4Layer {
  public:
   // Hugging Face names: prefix + attn.*, ffn.*, attn_norm.weight, ffn_norm.weight, hc_attn_*, hc_ffn_*.
-  HyperBlock(ParameterStore&, const std::string& prefix, const V4Config&, Compression, int64_t ratio, bool hashed);
+  V4Layer(ParameterStore&, const std::string& prefix, const V4Config&, Compression, int64_t ratio, bool hashed);
 
   struct Site {
     HyperConnection::Saved hyper;

@@ -1,4 +1,4 @@
-#include "models/deepseek_v4/hyper_block.h"
+#include "models/deepseek_v4/decoder_layer.h"
 
 #include "kernels/rms_norm/rms_norm.h"
 #include "models/layers/norm.h"
@@ -14,7 +14,7 @@ MoeConfig moe_config(const V4Config& c, bool hashed) {
 
 }  // namespace
 
-HyperBlock::HyperBlock(ParameterStore& store, const std::string& prefix, const V4Config& c, Compression compression, int64_t ratio, bool hashed)
+V4Layer::V4Layer(ParameterStore& store, const std::string& prefix, const V4Config& c, Compression compression, int64_t ratio, bool hashed)
     : eps_(c.norm_eps),
       attention_(store, prefix + "attn.", c, compression, ratio),
       moe_(store, prefix + "ffn.", moe_config(c, hashed)),
@@ -23,7 +23,7 @@ HyperBlock::HyperBlock(ParameterStore& store, const std::string& prefix, const V
       attention_hyper_(store, prefix + "hc_attn_", c.hyper),
       feed_forward_hyper_(store, prefix + "hc_ffn_", c.hyper) {}
 
-void HyperBlock::enter(Context& ctx, const Tensor& x, HyperConnection& hyper, const Parameter& norm, Site& s) {
+void V4Layer::enter(Context& ctx, const Tensor& x, HyperConnection& hyper, const Parameter& norm, Site& s) {
   const Shape shape{x.size(0), x.size(2)};
   s.h = ctx.saved->allocate(ctx.activation, shape);
   s.rstd = ctx.saved->allocate(DType::f32, {x.size(0)});
@@ -33,7 +33,7 @@ void HyperBlock::enter(Context& ctx, const Tensor& x, HyperConnection& hyper, co
   rms_norm({s.h, norm.value, eps_, s.u, s.rstd, ctx.stream});
 }
 
-void HyperBlock::forward(Context& ctx, Pass pass, int slot, const Tensor& x, const Tensor& out, const V4Rope& rope, Saved& s) {
+void V4Layer::forward(Context& ctx, Pass pass, int slot, const Tensor& x, const Tensor& out, const V4Rope& rope, Saved& s) {
   enter(ctx, x, attention_hyper_, attention_norm_, s.attention_site);
   attention_.forward(ctx, pass, slot, s.attention_site.u, s.attention_site.y, rope.of(attention_.compression()), s.attention);
   s.x1 = ctx.saved->allocate(ctx.activation, x.shape());
@@ -44,13 +44,13 @@ void HyperBlock::forward(Context& ctx, Pass pass, int slot, const Tensor& x, con
 }
 
 // du becomes dh; then everything that reaches X through h is added to d.
-void HyperBlock::leave_backward(Context& ctx, const Tensor& du, const Tensor& d, HyperConnection& hyper, const HyperConnection::Gradients& g, const Parameter& norm,
+void V4Layer::leave_backward(Context& ctx, const Tensor& du, const Tensor& d, HyperConnection& hyper, const HyperConnection::Gradients& g, const Parameter& norm,
                                 const Site& s) {
   rms_norm_backward(ctx, s.h, norm, s.rstd, du, du);
   hyper.read_backward(ctx, du, g, d, s.hyper);
 }
 
-void HyperBlock::backward(Context& ctx, int slot, const Tensor& d, const V4Rope& rope, const Saved& s) {
+void V4Layer::backward(Context& ctx, int slot, const Tensor& d, const V4Rope& rope, const Saved& s) {
   const ArenaScope scope(*ctx.scratch);
   const Tensor dy = ctx.scratch->allocate(ctx.activation, s.attention_site.y.shape()), du = ctx.scratch->allocate(ctx.activation, dy.shape());
   HyperConnection::Gradients g = feed_forward_hyper_.write_backward(ctx, s.feed_forward_site.y, d, dy, s.feed_forward_site.hyper);

@@ -1,4 +1,4 @@
-#include "models/deepseek_v4/v4_mtp.h"
+#include "models/deepseek_v4/mtp.h"
 
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/embedding/embedding.h"
@@ -66,7 +66,7 @@ void V4Mtp::join_backward(Context& ctx, const Tensor& djoined, const Tensor& d, 
 void V4Mtp::train(Context& ctx, Recompute recompute, const Tensor& x, const Tensor& d, const V4Rope& rope) {
   const ArenaScope saved(*ctx.saved), scope(*ctx.scratch);
   Joined j;
-  HyperBlock::Saved layer;
+  V4Layer::Saved layer;
   join(ctx, x, j);
   const Tensor y = ctx.saved->allocate(ctx.activation, x.shape()), dy = ctx.scratch->allocate(ctx.activation, x.shape());
   const Arena::Mark before_layer = ctx.saved->mark();
@@ -81,7 +81,7 @@ void V4Mtp::train(Context& ctx, Recompute recompute, const Tensor& x, const Tens
 void V4Mtp::evaluate(Context& ctx, const Tensor& x, const V4Rope& rope) {
   const ArenaScope saved(*ctx.saved);
   Joined j;
-  HyperBlock::Saved layer;
+  V4Layer::Saved layer;
   join(ctx, x, j);
   const Tensor y = ctx.saved->allocate(ctx.activation, x.shape());
   layer_.forward(ctx, Pass::evaluate, -1, j.joined, y, rope, layer);
