@@ -111,9 +111,10 @@ struct Keeper {
   __device__ __forceinline__ void append_each(int64_t first_query, uint32_t number, uint32_t take, int slot, int first_key) {
 #pragma unroll 1
     for (; take != 0; take &= take - 1) {
-      const int bit = __ffs(static_cast<int>(take)) - 1, q = query_of(bit / kMine), key = key_of(bit % kMine);
+      const uint32_t bit = static_cast<uint32_t>(__ffs(static_cast<int>(take)) - 1), key = static_cast<uint32_t>(key_of(bit % kMine));
+      const int q = query_of(kGroups == 1 ? 0 : bit / kMine);
       const uint64_t threshold = threshold_of(number, q);
-      const int32_t index = static_cast<int32_t>(p.first_key) + first_key + key;
+      const int32_t index = static_cast<int32_t>(p.first_key) + first_key + static_cast<int32_t>(key);
       float score = s.slots[slot + key / kSlotKeys][q][key % kSlotKeys];
       if (threshold == kClosed) continue;
       if (score != score) {
@@ -127,7 +128,7 @@ struct Keeper {
   }
   static __device__ __forceinline__ int query_of(int group) { return kAtOnce * (warp() + group * kKeepers) + lane_id() / kLanes; }
   // This lane's keys, in fours of neighbours.
-  static __device__ __forceinline__ int key_of(int j) { return (lane_id() % kLanes + j / 4 * kLanes) * 4 + j % 4; }
+  static __device__ __forceinline__ int key_of(uint32_t j) { return static_cast<int>((threadIdx.x % kLanes + j / 4 * kLanes) * 4 + j % 4); }
   __device__ __forceinline__ Candidate* ring_of(int q) const { return p.lists + (static_cast<int64_t>(blockIdx.x) * kQueries + q + 1) * p.list_entries - p.ring; }
   __device__ __forceinline__ void load_scores(float (&mine)[kMine], int slot, int q) const {
 #pragma unroll
