@@ -49,7 +49,7 @@ struct Scorer {
       barrier_wait(&s.q_full, number & 1);
 #pragma unroll 1
       for (int i = 0; i < num_tiles; ++i) {
-        score(task, weights, (task.first_tile + i) * kKeyTile, stage, slot, i == num_tiles - 1);
+        score(task, weights, stage, slot, i == num_tiles - 1);
         stage.advance(1);
         slot.advance(2);
       }
@@ -58,12 +58,12 @@ struct Scorer {
     if (group == 0) named_sync(1, 256);
   }
   // Two products: the first one's heads are added while the second is multiplied.
-  __device__ __forceinline__ void score(const Task<Form>& task, const Weights& weights, int first_key, const Turn<Form::kStages>& stage, const Turn<Form::kSlots>& slot, bool last) {
+  __device__ __forceinline__ void score(const Task<Form>& task, const Weights& weights, const Turn<Form::kStages>& stage, const Turn<Form::kSlots>& slot, bool last) {
     float d[2][64], scale[2][2];
     Sums sums;
-    load_scales(scale[0], first_key, kByColumns ? 0 : group);
-    if (kByColumns) load_scales(scale[1], first_key, 1);
     barrier_wait(&s.full[stage.at], stage.parity);
+    load_scales(scale[0], s.first_keys[stage.at], kByColumns ? 0 : group);
+    if (kByColumns) load_scales(scale[1], s.first_keys[stage.at], 1);
     named_sync(1 + group, 256);  // this group's turn
     wgmma_begin();
 #pragma unroll
@@ -75,7 +75,10 @@ struct Scorer {
     wgmma_wait<1>();
     pin(d[0]);
     add_heads(d[0], task, weights, 0, sums);
-    if (kByColumns) put_scores(sums, scale[0], slot.at, slot.parity);
+    if (kByColumns) {
+      barrier_wait(&s.slot_empty[slot.at], slot.parity ^ 1);
+      put_scores(sums, scale[0], slot.at);
+    }
     wgmma_wait<0>();
     pin(d[1]);
     if (threadIdx.x % 128 == 0) {
@@ -83,7 +86,10 @@ struct Scorer {
       if (last) barrier_arrive(&s.q_empty);
     }
     add_heads(d[1], task, weights, 1, sums);
-    kByColumns ? put_scores(sums, scale[1], slot.at + 1, slot.parity) : put_scores(sums, scale[0], slot.at, slot.parity);
+    if (!kByColumns) barrier_wait(&s.slot_empty[slot.at], slot.parity ^ 1);
+    put_scores(sums, scale[kByColumns], slot.at + kByColumns);
+    __syncwarp();
+    if (lane_id() == 0) barrier_arrive(&s.slot_full[slot.at]);
   }
   __device__ __forceinline__ void multiply(float (&d)[64], const Turn<Form::kStages>& stage, int keys, int half) {
 #pragma unroll
@@ -126,15 +132,12 @@ struct Scorer {
       }
     }
   }
-  __device__ __forceinline__ void put_scores(const Sums& sums, const float (&scale)[2], int slot, int parity) {
-    barrier_wait(&s.slot_empty[slot], parity ^ 1);
+  __device__ __forceinline__ void put_scores(const Sums& sums, const float (&scale)[2], int slot) {
     const int first = kByColumns ? group : 0;
 #pragma unroll
     for (int q = 0; q < (kByColumns ? 1 : kPerRow); ++q)
 #pragma unroll
       for (int r = 0; r < 2; ++r) s.slots[slot][4 * (first + q) + threadIdx.x % 4][row() + 8 * r] = fmaf(fmaf(sums[q][r][1], Form::kScaled ? 0.5f : 1.0f, sums[q][r][0]), scale[r], 0.0f);  // never -0
-    __syncwarp();
-    if (lane_id() == 0) barrier_arrive(&s.slot_full[slot]);
   }
   static __device__ __forceinline__ int row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
 };
