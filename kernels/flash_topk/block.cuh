@@ -20,9 +20,9 @@ struct Form {
   static constexpr bool kScaled = sizeof(Number) == 1, kWeighted = weighted || kScaled;
   static constexpr int kStages = kScaled ? 6 : kBoxes == 1 ? 4 : kQueries == 64 ? 2 : 3, kSlots = kScaled ? 12 : kQueries == 64 ? 3 : 6;
   // Products of e4m3 take half the time, so more warps share in keeping up with them.
-  static constexpr int kQueriesAtOnce = kScaled ? 2 : 4, kKeepers = kQueries <= 16 ? kQueries / kQueriesAtOnce : 4, kSelectors = 7 - kKeepers;
+  static constexpr int kQueriesAtOnce = kScaled || kHeads == 32 ? 2 : 4, kKeepers = kQueries <= 16 ? kQueries / kQueriesAtOnce : 4, kSelectors = 7 - kKeepers;
   // Half of the columns is for one scoring warpgroup, and weights stay in its registers (scorer.cuh).
-  static constexpr bool kByColumns = kScaled && kHeads == 32;
+  static constexpr bool kByColumns = kHeads == 32;
   static constexpr int kSlotsTogether = kQueries == 64 ? 1 : 2;      // that a keeper looks at in one go
   static constexpr int kSlotsAtOnce = kByColumns ? 2 : 1;            // that share the barriers of the first of them
   // Per thread, of warps 0 to 3, 4 to 7 and the scorers.
