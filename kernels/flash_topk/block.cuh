@@ -19,7 +19,7 @@ struct Form {
   static constexpr int kBoxes = kRowBytes / 128;  // of 128 bytes side by side: tiles of matrix products
   static constexpr bool kScaled = sizeof(Number) == 1, kWeighted = weighted || kScaled;
   static constexpr int kStages = kScaled ? 6 : kBoxes == 1 ? 4 : kQueries == 64 ? 2 : 3, kSlots = kScaled ? 12 : kQueries == 64 ? 3 : 6;
-  // Products of e4m3 take half the time, so more warps share in keeping up with them.
+  // The faster the scores come, the more warps share in keeping up with them.
   static constexpr int kQueriesAtOnce = kScaled || kHeads == 32 ? 2 : 4, kKeepers = kQueries <= 16 ? kQueries / kQueriesAtOnce : 4, kSelectors = 7 - kKeepers;
   // Half of the columns is for one scoring warpgroup, and weights stay in its registers (scorer.cuh).
   static constexpr bool kByColumns = kHeads == 32;
