@@ -19,15 +19,16 @@ struct Form {
   static constexpr int kBoxes = kRowBytes / 128;  // of 128 bytes side by side: tiles of matrix products
   static constexpr bool kScaled = sizeof(Number) == 1, kWeighted = weighted || kScaled;
   static constexpr int kStages = kScaled ? 6 : kBoxes == 1 ? 4 : kQueries == 64 ? 2 : 3, kSlots = kScaled ? 12 : kQueries == 64 ? 3 : 6;
-  // Products of e4m3 take half the time, so more warps share in keeping up with them.
-  static constexpr int kQueriesAtOnce = kScaled ? 2 : 4, kKeepers = kQueries <= 16 ? kQueries / kQueriesAtOnce : 4, kSelectors = 7 - kKeepers;
+  // The faster the scores come, the more warps share in keeping up with them.
+  static constexpr int kQueriesAtOnce = kScaled || kHeads == 32 ? 2 : 4, kKeepers = kQueries <= 16 ? kQueries / kQueriesAtOnce : 4, kSelectors = 7 - kKeepers;
   // Half of the columns is for one scoring warpgroup, and weights stay in its registers (scorer.cuh).
-  static constexpr bool kByColumns = kScaled && kHeads == 32;
-  static constexpr int kSlotsTogether = kQueries == 64 ? 1 : 2;  // that a keeper looks at in one go
+  static constexpr bool kByColumns = kHeads == 32;
+  static constexpr int kSlotsTogether = kQueries == 64 ? 1 : 2;      // that a keeper looks at in one go
+  static constexpr int kSlotsAtOnce = kByColumns ? 2 : 1;            // that share the barriers of the first of them
   // Per thread, of warps 0 to 3, 4 to 7 and the scorers.
   static constexpr int kFirstRegisters = kByColumns ? 56 : 96, kSecondRegisters = kByColumns ? 104 : 96, kScorerRegisters = 256 - (kFirstRegisters + kSecondRegisters) / 2;
   static_assert(!kByColumns || kKeepers >= 3);  // no selectors among warps 0 to 3
-  static_assert(kRowBytes % 128 == 0 && kSlots % kSlotsTogether == 0);
+  static_assert(kRowBytes % 128 == 0 && kSlots % kSlotsTogether == 0 && kSlotsTogether % kSlotsAtOnce == 0);
 };
 
 template <typename Form>
@@ -52,6 +53,7 @@ struct __align__(1024) Shared {
   // Tasks alternate between two entries where a keeper may be a task ahead of a selector.
   uint64_t threshold[2][kQueries];  // what scores have to beat; selectors raise it
   uint64_t progress[2][kQueries];   // task number + 1, whether all has come (a bit), tail of the ring; keepers write
+  int first_keys[kStages];          // of the tiles there
   uint32_t tail[kQueries];          // entries that ever came into the ring; keepers' own
   uint32_t head[kQueries];          // entries that ever left it; selectors write
   uint32_t finished[kQueries];      // tasks whose list is settled; selectors write
@@ -86,6 +88,19 @@ __device__ __forceinline__ uint32_t observe(const uint32_t* from) {
   asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(x) : "r"(shared_address(from)) : "memory");
   return x;
 }
+
+// The tiles of a task in the order in which they are scored: bits of the number reversed. Scores that rise with the index would
+// otherwise all be appended; in this order few sequences are worse than a random one, and all tasks of a length visit the same tiles.
+struct Tiles {
+  uint32_t count, shift, number = 0;
+  __device__ __forceinline__ explicit Tiles(int tiles) : count(static_cast<uint32_t>(tiles)), shift(std::countl_zero(static_cast<uint32_t>(max(tiles - 1, 1)))) {}
+  __device__ __forceinline__ int next() {
+    uint32_t tile;
+    do tile = __brev(number++) >> shift;
+    while (tile >= count);
+    return static_cast<int>(tile);
+  }
+};
 
 // A place in a ring of buffers and the parity of its present use.
 template <int kCount>

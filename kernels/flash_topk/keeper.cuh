@@ -14,8 +14,10 @@ struct Keeper {
   // Scores of a lane that are appended one by one. Where products leave the time, all that a lane has is appended in one go.
   static constexpr int kFew = Form::kScaled || kQueries == 64 ? 3 : 0;
   static_assert(kQueries % (kAtOnce * kKeepers) == 0 && kAtOnce * kGroups <= 32 && kGroups * kMine <= 32 && kMine % 4 == 0);
+  static constexpr uint32_t kAtMost = kSlotsTogether * kSlotKeys;  // candidates of a query that come in one go
   Shared<Form>& s;
   const Problem& p;
+  uint32_t room = 0;  // at least so many entries are free in each of this warp's rings
 
   __device__ __forceinline__ void run() {
     Turn<Form::kSlots> slot;
@@ -28,15 +30,19 @@ struct Keeper {
       if (owns_query())
         while (observe(&s.finished[own_query()]) + 1 < number) __nanosleep(100);
       tell_progress(number, false);
-      const int first_key = task.first_tile * kKeyTile, keys = task.num_tiles * kKeyTile;
+      constexpr int kTimes = kKeyTile / kSlotKeys / kSlotsTogether;  // looks at a tile
+      const int looks = task.num_tiles * kTimes;
+      Tiles tiles(task.num_tiles);
+      int first_key = 0;
 #pragma unroll 1
-      for (int at = 0; at < keys; at += kSlotsTogether * kSlotKeys) {
+      for (int look = 0; look < looks; ++look) {
+        first_key = look % kTimes == 0 ? (task.first_tile + tiles.next()) * kKeyTile : first_key + kSlotsTogether * kSlotKeys;
 #pragma unroll
-        for (int i = 0; i < kSlotsTogether; ++i) barrier_wait(&s.slot_full[slot.at + i], slot.parity);
-        append(task, number, slot.at, first_key + at);
-        if (lane_id() < kSlotsTogether) barrier_arrive(&s.slot_empty[slot.at + lane_id()]);
+        for (int i = 0; i < kSlotsTogether; i += Form::kSlotsAtOnce) barrier_wait(&s.slot_full[slot.at + i], slot.parity);
+        append(task, number, slot.at, first_key);
+        if (lane_id() < kSlotsTogether && lane_id() % Form::kSlotsAtOnce == 0) barrier_arrive(&s.slot_empty[slot.at + lane_id()]);
         slot.advance(kSlotsTogether);
-        if (at % (4 * kKeyTile) == 0) tell_progress(number, false);
+        if (look % (4 * kTimes) == 0) tell_progress(number, false);
       }
       tell_progress(number, true);
       if (lane_id() == 0) barrier_arrive(&s.task_empty[number & 1]);
@@ -64,30 +70,34 @@ struct Keeper {
         if (!(mine[g][j] < least[g])) take |= 1u << (g * kMine + j);
     }
     if (first_key < task.all_begin || first_key + kSlotsTogether * kSlotKeys > task.all_end) take &= visible(task, first_key);
-    if (!__any_sync(~0u, take)) return;
+    const int most = static_cast<int>(__reduce_max_sync(~0u, __popc(take)));
+    if (most == 0) return;
     make_room(number);
-    if (__any_sync(~0u, __popc(take) > kFew)) {
+    if (most > kFew) {
       uint32_t above = 0;
 #pragma unroll
       for (int g = 0; g < kGroups; ++g)
 #pragma unroll
         for (int j = 0; j < kMine; ++j)
           if (mine[g][j] > least[g]) above |= 1u << (g * kMine + j);
-      if (__any_sync(~0u, take & ~above)) take &= ~late_equals(mine, least, number, first_key);
+      if (__any_sync(~0u, take & ~above)) settle_equals(mine, least, number, first_key, take, above);
       if (!__any_sync(~0u, take & ~above)) return append_many(mine, take, first_key);
     }
     append_each(task.first_query, number, take, slot, first_key);
   }
-  // Equals of thresholds, where these speak of earlier keys: on a plateau they are many.
-  __device__ __forceinline__ uint32_t late_equals(const float (&mine)[kGroups][kMine], const float (&least)[kGroups], uint32_t number, int first_key) const {
-    uint32_t bits = 0;
+  // Equals of thresholds, where these speak of earlier keys or of later ones: on a plateau they are many.
+  __device__ __forceinline__ void settle_equals(const float (&mine)[kGroups][kMine], const float (&least)[kGroups], uint32_t number, int first_key, uint32_t& take, uint32_t& above) const {
+    const int32_t first = static_cast<int32_t>(p.first_key) + first_key;
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g)
-      if (const uint64_t threshold = threshold_of(number, query_of(g)); threshold_index(threshold) <= static_cast<int32_t>(p.first_key) + first_key && threshold_score(threshold) == least[g])
+    for (int g = 0; g < kGroups; ++g) {
+      const uint64_t threshold = threshold_of(number, query_of(g));
+      uint32_t equal = 0;
 #pragma unroll
-        for (int j = 0; j < kMine; ++j)
-          if (mine[g][j] == least[g]) bits |= 1u << (g * kMine + j);
-    return bits;
+      for (int j = 0; j < kMine; ++j)
+        if (mine[g][j] == least[g] && threshold_score(threshold) == least[g]) equal |= 1u << (g * kMine + j);
+      if (threshold_index(threshold) <= first) take &= ~equal;
+      if (threshold_index(threshold) - kSlotsTogether * kSlotKeys >= first) above |= equal;
+    }
   }
   // Predicates, since branches of few lanes cost more than what they skip.
   __device__ __forceinline__ void append_many(const float (&mine)[kGroups][kMine], uint32_t take, int first_key) {
@@ -96,7 +106,7 @@ struct Keeper {
       const uint32_t here = take >> (g * kMine) & ((uint64_t{1} << kMine) - 1);
       uint32_t at = take_places(&s.tail[query_of(g)], here);
       Candidate* ring = ring_of(query_of(g));
-      asm("" : "+l"(ring));  // else the sum is taken apart, and each address takes four instructions
+      asm("" : "+l"(ring));  // as below
       const int32_t index = static_cast<int32_t>(p.first_key) + first_key + key_of(0);
 #pragma unroll
       for (int j = 0; j < kMine; ++j) {
@@ -111,23 +121,25 @@ struct Keeper {
   __device__ __forceinline__ void append_each(int64_t first_query, uint32_t number, uint32_t take, int slot, int first_key) {
 #pragma unroll 1
     for (; take != 0; take &= take - 1) {
-      const int bit = __ffs(static_cast<int>(take)) - 1, q = query_of(bit / kMine), key = key_of(bit % kMine);
-      const uint64_t threshold = threshold_of(number, q);
-      const int32_t index = static_cast<int32_t>(p.first_key) + first_key + key;
+      const uint32_t bit = static_cast<uint32_t>(__ffs(static_cast<int>(take)) - 1), key = static_cast<uint32_t>(key_of(bit % kMine));
+      const int q = query_of(kGroups == 1 ? 0 : bit / kMine);
       float score = s.slots[slot + key / kSlotKeys][q][key % kSlotKeys];
-      if (threshold == kClosed) continue;
-      if (score != score) {
+      const uint64_t threshold = threshold_of(number, q);
+      const int32_t index = static_cast<int32_t>(p.first_key) + first_key + static_cast<int32_t>(key);
+      if (score != score && threshold != kClosed) {
         atomicMin(p.nan_query, static_cast<int32_t>(first_query + q));
         score = -INFINITY;
       }
+      Candidate* ring = ring_of(q);
+      asm("" : "+l"(ring));  // else the sum is taken apart, and each address takes four instructions
       if (score > threshold_score(threshold) || (score == threshold_score(threshold) && index < threshold_index(threshold)))
-        store_candidate(ring_of(q) + (atomicAdd(&s.tail[q], 1u) & static_cast<uint32_t>(p.ring - 1)), {score, index});
+        store_candidate(ring + (atomicAdd(&s.tail[q], 1u) & static_cast<uint32_t>(p.ring - 1)), {score, index});
     }
     __syncwarp();
   }
   static __device__ __forceinline__ int query_of(int group) { return kAtOnce * (warp() + group * kKeepers) + lane_id() / kLanes; }
   // This lane's keys, in fours of neighbours.
-  static __device__ __forceinline__ int key_of(int j) { return (lane_id() % kLanes + j / 4 * kLanes) * 4 + j % 4; }
+  static __device__ __forceinline__ int key_of(uint32_t j) { return static_cast<int>((threadIdx.x % kLanes + j / 4 * kLanes) * 4 + j % 4); }
   __device__ __forceinline__ Candidate* ring_of(int q) const { return p.lists + (static_cast<int64_t>(blockIdx.x) * kQueries + q + 1) * p.list_entries - p.ring; }
   __device__ __forceinline__ void load_scores(float (&mine)[kMine], int slot, int q) const {
 #pragma unroll
@@ -159,13 +171,15 @@ struct Keeper {
   }
   // Waits until the lists of this warp's queries can take all that comes at once.
   __device__ __forceinline__ void make_room(uint32_t number) {
-    if (!__any_sync(~0u, full())) return;
-    tell_progress(number, false);
-    while (__any_sync(~0u, full())) __nanosleep(100);
+    if (room < kAtMost) {
+      if (room = free_entries(); room < kAtMost) tell_progress(number, false);
+      for (; room < kAtMost; room = free_entries()) __nanosleep(100);
+    }
+    room -= kAtMost;
   }
-  // A selector publishes the head after its last look at what lies before it.
-  __device__ __forceinline__ bool full() const {
-    return owns_query() && static_cast<uint32_t>(p.ring) - (s.tail[own_query()] - *const_cast<const volatile uint32_t*>(&s.head[own_query()])) < kSlotsTogether * kSlotKeys;
+  // Of the fullest ring. A selector publishes the head after its last look at what lies before it.
+  __device__ __forceinline__ uint32_t free_entries() const {
+    return __reduce_min_sync(~0u, owns_query() ? static_cast<uint32_t>(p.ring) - (s.tail[own_query()] - *const_cast<const volatile uint32_t*>(&s.head[own_query()])) : ~0u);
   }
   __device__ __forceinline__ uint64_t threshold_of(uint32_t number, int q) const { return *const_cast<const volatile uint64_t*>(&s.threshold[number & 1][q]); }
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32 - 1; }

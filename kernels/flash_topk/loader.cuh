@@ -78,14 +78,17 @@ struct Loader {
   // The queries' place is free only when the last task's products are done; until then the first keys are under way.
   __device__ __forceinline__ void load(const Task<Form>& task, uint32_t number, Turn<Form::kStages>& stage) {
     const int num_tiles = task.num_tiles, queries_at = min(num_tiles, Form::kStages - 1);
+    Tiles tiles(num_tiles);
 #pragma unroll 1
     for (int i = 0;; ++i) {
       if (i == queries_at) load_queries(task.first_query, number);
       if (i == num_tiles) break;
       barrier_wait(&s.empty[stage.at], stage.parity ^ 1);
+      const int first_key = (task.first_tile + tiles.next()) * kKeyTile;
+      s.first_keys[stage.at] = first_key;
       barrier_expect(&s.full[stage.at], kKeyTile * Form::kRowBytes);
 #pragma unroll
-      for (int box = 0; box < Form::kBoxes; ++box) load_box(s.keys[stage.at][box], key_map, &s.full[stage.at], box * 64, static_cast<int64_t>(task.first_tile + i) * kKeyTile);
+      for (int box = 0; box < Form::kBoxes; ++box) load_box(s.keys[stage.at][box], key_map, &s.full[stage.at], box * 64, first_key);
       stage.advance(1);
     }
   }

@@ -30,12 +30,13 @@ struct Scorer {
   using Sums = float[kPerRow][2][2];  // of a thread's queries, rows, even and odd heads
   SharedMemory& s;
   const Problem& p;
+  const int group = __shfl_sync(~0u, threadIdx.x / 128 - 2, 0);  // known to be the same for a warp
 
   __device__ __forceinline__ void run() {
     Turn<Form::kStages> stage;
     Turn<Form::kSlots> slot;
-    if (!kByColumns) slot.at = group();
-    if (group() == 1) named_arrive(1, 256);
+    if (!kByColumns) slot.at = group;
+    if (group == 1) named_arrive(1, 256);
 #pragma unroll 1
     for (uint32_t number = 0;; ++number) {
       barrier_wait(&s.task_full[number & 1], number >> 1 & 1);
@@ -44,37 +45,40 @@ struct Scorer {
       if (num_tiles < 0) break;
       Weights weights;
 #pragma unroll
-      for (int h = 0; h < (kByColumns ? kHeads : 0); h += 4) weights[h / 4] = load_weights(task, group(), h);
+      for (int h = 0; h < (kByColumns ? kHeads : 0); h += 4) weights[h / 4] = load_weights(task, group, h);
       barrier_wait(&s.q_full, number & 1);
 #pragma unroll 1
       for (int i = 0; i < num_tiles; ++i) {
-        score(task, weights, (task.first_tile + i) * kKeyTile, stage, slot, i == num_tiles - 1);
+        score(task, weights, stage, slot, i == num_tiles - 1);
         stage.advance(1);
         slot.advance(2);
       }
       if (lane_id() == 0) barrier_arrive(&s.task_empty[number & 1]);
     }
-    if (group() == 0) named_sync(1, 256);
+    if (group == 0) named_sync(1, 256);
   }
   // Two products: the first one's heads are added while the second is multiplied.
-  __device__ __forceinline__ void score(const Task<Form>& task, const Weights& weights, int first_key, const Turn<Form::kStages>& stage, const Turn<Form::kSlots>& slot, bool last) {
+  __device__ __forceinline__ void score(const Task<Form>& task, const Weights& weights, const Turn<Form::kStages>& stage, const Turn<Form::kSlots>& slot, bool last) {
     float d[2][64], scale[2][2];
     Sums sums;
-    load_scales(scale[0], first_key, kByColumns ? 0 : group());
-    if (kByColumns) load_scales(scale[1], first_key, 1);
     barrier_wait(&s.full[stage.at], stage.parity);
-    named_sync(1 + group(), 256);  // this group's turn
+    load_scales(scale[0], s.first_keys[stage.at], kByColumns ? 0 : group);
+    if (kByColumns) load_scales(scale[1], s.first_keys[stage.at], 1);
+    named_sync(1 + group, 256);  // this group's turn
     wgmma_begin();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      kByColumns ? multiply(d[i], stage, i, group()) : multiply(d[i], stage, group(), i);
+      kByColumns ? multiply(d[i], stage, i, group) : multiply(d[i], stage, group, i);
       wgmma_commit();
     }
-    named_arrive(1 + (1 - group()), 256);
+    named_arrive(1 + (1 - group), 256);
     wgmma_wait<1>();
     pin(d[0]);
     add_heads(d[0], task, weights, 0, sums);
-    if (kByColumns) put_scores(sums, scale[0], slot.at, slot.parity);
+    if (kByColumns) {
+      barrier_wait(&s.slot_empty[slot.at], slot.parity ^ 1);
+      put_scores(sums, scale[0], slot.at);
+    }
     wgmma_wait<0>();
     pin(d[1]);
     if (threadIdx.x % 128 == 0) {
@@ -82,23 +86,27 @@ struct Scorer {
       if (last) barrier_arrive(&s.q_empty);
     }
     add_heads(d[1], task, weights, 1, sums);
-    kByColumns ? put_scores(sums, scale[1], slot.at + 1, slot.parity) : put_scores(sums, scale[0], slot.at, slot.parity);
+    if (!kByColumns) barrier_wait(&s.slot_empty[slot.at], slot.parity ^ 1);
+    put_scores(sums, scale[kByColumns], slot.at + kByColumns);
+    __syncwarp();
+    if (lane_id() == 0) barrier_arrive(&s.slot_full[slot.at]);
   }
   __device__ __forceinline__ void multiply(float (&d)[64], const Turn<Form::kStages>& stage, int keys, int half) {
 #pragma unroll
     for (int step = 0; step < Form::kRowBytes / 32; ++step) {
-      const uint64_t a = row_descriptor(shared_address(s.keys[stage.at][step / 4]) + keys * kTileBytes) + step % 4 * 2;
-      const uint64_t b = row_descriptor(shared_address(s.q[step / 4]) + half * 2 * kTileBytes) + step % 4 * 2;
+      const uint64_t a = descriptor(s.keys[stage.at][step / 4] + keys * kTileBytes, step % 4), b = descriptor(s.q[step / 4] + half * 2 * kTileBytes, step % 4);
       if constexpr (Form::kScaled)
         step == 0 ? wgmma_n128_e4m3_first(d, a, b) : wgmma_n128_e4m3(d, a, b);
       else
         step == 0 ? wgmma_n128_first(d, a, b) : wgmma_n128<0, 0>(d, a, b, 1);
     }
   }
+  // row_descriptor of a tile at 32 bytes `step` of its rows, by sums of 32 bits: they stay in uniform registers.
+  static __device__ __forceinline__ uint64_t descriptor(const uint8_t* tile, int step) { return uint64_t{1} << 62 | uint64_t{64} << 32 | ((shared_address(tile) >> 4) + (1u << 16) + static_cast<uint32_t>(2 * step)); }
   // Of this thread's two among 64 keys. They arrive while the products run.
   __device__ __forceinline__ void load_scales(float (&scale)[2], int first_key, int keys) const {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) scale[r] = Form::kScaled ? __ldg(p.key_scales + min(int64_t{first_key} + keys * kSlotKeys + row() + 8 * r, p.num_keys - 1)) : 1;
+    for (int r = 0; r < 2; ++r) scale[r] = Form::kScaled ? __ldg(p.key_scales + min(first_key + keys * kSlotKeys + row() + 8 * r, static_cast<int>(p.num_keys) - 1)) : 1;
   }
   // Of four heads of one of the thread's queries.
   static __device__ __forceinline__ float4 load_weights(const Task<Form>& task, int q, int h) {
@@ -124,18 +132,14 @@ struct Scorer {
       }
     }
   }
-  __device__ __forceinline__ void put_scores(const Sums& sums, const float (&scale)[2], int slot, int parity) {
-    barrier_wait(&s.slot_empty[slot], parity ^ 1);
-    const int first = kByColumns ? group() : 0;
+  __device__ __forceinline__ void put_scores(const Sums& sums, const float (&scale)[2], int slot) {
+    const int first = kByColumns ? group : 0;
 #pragma unroll
     for (int q = 0; q < (kByColumns ? 1 : kPerRow); ++q)
 #pragma unroll
       for (int r = 0; r < 2; ++r) s.slots[slot][4 * (first + q) + threadIdx.x % 4][row() + 8 * r] = fmaf(fmaf(sums[q][r][1], Form::kScaled ? 0.5f : 1.0f, sums[q][r][0]), scale[r], 0.0f);  // never -0
-    __syncwarp();
-    if (lane_id() == 0) barrier_arrive(&s.slot_full[slot]);
   }
   static __device__ __forceinline__ int row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
-  static __device__ __forceinline__ int group() { return threadIdx.x / 128 - 2; }
 };
 
 }  // namespace hyscale::topk

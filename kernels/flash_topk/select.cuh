@@ -5,7 +5,7 @@
 // in the score's value over a window guessed from a sample (digits of floats would fall into two or three bins, whose
 // counters serialise), then one that keeps the bins from the k-th's up. While more candidates are to come, the whole bin
 // stays; at the end it is settled in shared memory. Where it holds too many (ties, outliers, infinities), the range of
-// ranks that can hold the k-th is cut until one is left.
+// ranks that can hold the k-th is cut until few are left.
 //
 // A warp works alone, so candidates come through shared memory, two chunks ahead, and few instructions see each of them.
 #pragma once
@@ -208,18 +208,20 @@ __device__ __forceinline__ uint64_t pick_rank(const uint64_t* ranks, int count, 
   return warp_max(found);
 }
 
-// Rank of the k-th best of more than k candidates, by cuts of the range that holds it.
-__device__ __forceinline__ uint64_t kth_rank_by_cuts(const List& list, int k, Scratch& scratch, int lane) {
+// Rank of the need-th best of the candidates for which in(candidate) holds, by cuts of the range that holds it; cuts end where at
+// most `few` candidates are left, and the rank is that of the last of these.
+template <typename In>
+__device__ __forceinline__ uint64_t rank_by_cuts(const List& list, In in, uint32_t need, int few, Scratch& scratch, int lane) {
   uint32_t* histogram = scratch.histogram;
   uint64_t low = ~uint64_t{0}, high = 0;
   list.for_each(scratch, lane, [&](Candidate c) {
+    if (!in(c)) return;
     const uint64_t rank = rank_of(c);
     low = min(low, rank);
     high = max(high, rank);
   });
   low = warp_min(low);
   high = warp_max(high);
-  uint32_t need = static_cast<uint32_t>(k);
 #pragma unroll 1
   for (int cut = 0; low < high; ++cut) {
     const Bins bins(low, high, cut < 3);
@@ -231,7 +233,7 @@ __device__ __forceinline__ uint64_t kth_rank_by_cuts(const List& list, int k, Sc
       if (bins.holds(rank)) atomicAdd(histogram + bins.of(c, rank), 1u);
     });
     __syncwarp();
-    const int bin = find_bin(histogram, need, lane);
+    const int bin = find_bin(histogram, need, lane), members = static_cast<int>(histogram[bin]);
     uint64_t next_low = ~uint64_t{0}, next_high = 0;
     list.for_each(scratch, lane, [&](Candidate c) {
       const uint64_t rank = rank_of(c);
@@ -241,6 +243,7 @@ __device__ __forceinline__ uint64_t kth_rank_by_cuts(const List& list, int k, Sc
     });
     low = warp_min(next_low);
     high = warp_max(next_high);
+    if (members <= few) break;
   }
   return low;
 }
@@ -329,9 +332,11 @@ __device__ __forceinline__ int keep_best(const List& list, int k, bool exactly, 
   }
   __syncwarp();
   if (!settled) {
-    const uint64_t kth = kth_rank_by_cuts(list, k, scratch, lane);
-    tell(make_threshold(score_of(kth), index_of(kth)));
-    return keep(list, scratch, lane, [&](Candidate c) { return rank_of(c) >= kth; });
+    const bool sound = bins.sound();
+    const uint64_t cut = rank_by_cuts(list, [&](Candidate c) { return !sound || bins(c.score) == bin; }, need, exactly ? 1 : kFewRanks, scratch, lane);
+    const uint64_t last = max(cut, rank_of({threshold_score(threshold), threshold_index(threshold)}));  // a stale threshold let worse ones in
+    tell(make_threshold(score_of(last), index_of(last)));
+    return keep(list, scratch, lane, [&](Candidate c) { return rank_of(c) >= last; });
   }
   if (lane == 0) scratch.members = 0;
   const uint32_t from = exactly ? bin + 1 : bin;

@@ -42,11 +42,12 @@ double relative_error(const std::vector<double>& result, const std::vector<doubl
 // Of a bf16 result against f64: right below 1e-2.
 std::string verdict(double error);
 
-// Median milliseconds of one call; runs after one call that is not timed.
+// Median milliseconds of one call; runs after a pause and one call that is not timed. The card lowers its clock under load and
+// takes a while to raise it again: without the pause, a time would depend on what ran before.
 double median_ms(const std::function<void()>&, int runs);
 
-// TFLOP/s that a bf16 GEMM of 8192^3 through cuBLASLt sustains over `milliseconds`. The card lowers its clock under load, so a
-// kernel is compared with what cuBLAS reaches over the same duration in the same run.
+// TFLOP/s of a bf16 GEMM of 8192^3 through cuBLASLt, called as often as takes `milliseconds`, by median_ms of 3 such runs: a kernel
+// is compared with what cuBLAS reaches over the same duration in the same state of the card.
 double sustained_gemm_rate(double milliseconds);
 
 struct Row {
