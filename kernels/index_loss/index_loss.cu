@@ -110,23 +110,12 @@ __global__ void choose_unit(const float* maxima, float grad_scale, int heads, bo
   *unit = fixed_unit(1.01f * grad_scale * static_cast<float>(heads) * (weighted ? maxima[2] : 1) * maxima[0], queries);
 }
 
-// On tensor cores: queries whose gradients of scores and signs are held at a time.
-int64_t queries_at_a_time(const IndexLoss& l) { return std::min<int64_t>(l.q.size(0), 8192); }
-// Sums of dkeys of one segment, 16 MiB, stay in the L2 cache; a segment has at least 64 selected keys of a query.
-int key_segments(const IndexLoss& l) {
-  const int64_t bytes = l.keys.elements() * (l.deterministic ? 8 : 4), most = std::max<int64_t>(1, l.selection.indices.size(1) / 64);
-  return static_cast<int>(std::min(most, (bytes + (int64_t{1} << 24) - 1) >> 24));
-}
-
 }  // namespace
 
 size_t index_loss_cuda_workspace_bytes(const IndexLoss& l) {
   size_t bytes = aligned_bytes(static_cast<size_t>(l.q.size(0)) * sizeof(double));
   if (l.deterministic) bytes += 512 + aligned_bytes(static_cast<size_t>(l.keys.elements()) * 8);
-  if (index_loss_fits_hopper(l)) {
-    const size_t pairs = static_cast<size_t>(queries_at_a_time(l) * l.selection.indices.size(1));
-    bytes += aligned_bytes(pairs * sizeof(float)) + aligned_bytes(pairs * static_cast<size_t>(l.q.size(1)) / 8);
-  }
+  if (index_loss_fits_hopper(l)) bytes += index_loss_hopper_workspace_bytes(l);
   return bytes;
 }
 
@@ -154,14 +143,7 @@ void index_loss_cuda(const IndexLoss& l) {
     choose_unit<<<1, 1, 0, stream>>>(maxima, fabsf(l.grad_scale), a.heads, weighted, queries, unit);
   }
   if (index_loss_fits_hopper(l)) {
-    const int64_t at_a_time = queries_at_a_time(l);
-    a.gradients = workspace.take<float>(at_a_time * k);
-    a.signs = workspace.take<uint8_t>(at_a_time * k * heads / 8);
-    for (int64_t first = 0; first < queries; first += at_a_time) {
-      const int64_t last = std::min(queries, first + at_a_time);
-      index_loss_queries(a, first, last, stream);
-      index_loss_keys(a, first, last, key_segments(l), stream);
-    }
+    index_loss_hopper(a, queries, rows, workspace, stream);
   } else if (index_loss_fits_few_heads(l)) {
     index_loss_few_heads(a, queries, stream);
   } else {

@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include "kernels/common/op.h"
 #include "kernels/common/row_sums.cuh"
 #include "kernels/index_loss/index_loss.h"
 
@@ -20,8 +21,6 @@ struct IndexLossArguments {
   int64_t keys_stride, dkeys_stride;
   int heads, dims, k;
   float grad_scale;
-  float* gradients = nullptr;  // of scores, [queries of a launch, k]; with `signs` what dkeys need of the walk over queries
-  uint8_t* signs = nullptr;    // of products, [queries of a launch, k, heads / 8]: bit 2 j + e of byte 4 (h / 32) + c is head 8 j + 2 c + e of 32
 };
 
 void index_loss_cuda(const IndexLoss&);
@@ -30,9 +29,8 @@ size_t index_loss_cuda_workspace_bytes(const IndexLoss&);
 inline bool index_loss_rows_fit(const IndexLoss& l) { return l.q.size(2) == 128 && l.keys.stride(0) % 8 == 0 && l.dkeys.stride(0) % 4 == 0; }
 inline bool index_loss_fits_hopper(const IndexLoss& l) { return (l.q.size(1) == 32 || l.q.size(1) == 64) && index_loss_rows_fit(l); }
 inline bool index_loss_fits_few_heads(const IndexLoss& l) { return l.q.size(1) <= 8 && index_loss_rows_fit(l); }
-void index_loss_hopper(const IndexLossArguments&, int64_t queries, cudaStream_t);
-void index_loss_queries(const IndexLossArguments&, int64_t first, int64_t last, cudaStream_t);
-void index_loss_keys(const IndexLossArguments&, int64_t first, int64_t last, int segments, cudaStream_t);
+void index_loss_hopper(const IndexLossArguments&, int64_t queries, int64_t rows, const Workspace&, cudaStream_t);
+size_t index_loss_hopper_workspace_bytes(const IndexLoss&);
 void index_loss_few_heads(const IndexLossArguments&, int64_t queries, cudaStream_t);
 
 }  // namespace hyscale

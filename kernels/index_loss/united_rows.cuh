@@ -1,26 +1,20 @@
-// Second half of the index loss on Hopper: dkeys(row) += sum over queries and heads of G [X > 0] w q, from the G and signs that
-// index_loss_queries.cu left. A block unites what a few neighbouring queries selected, so that a row which they share is added to
-// once: the queries' heads are the contraction of a product whose left side, the coefficients, is made in registers.
-//
-// What bounds it: 512 bytes of reductions per united row. Blocks come in the order of their segments of the key sequence, so
-// that the sums being added to at a time fit the L2 cache.
-#include "kernels/common/hopper.cuh"
-#include "kernels/common/op.h"
-#include "kernels/index_loss/index_loss_cuda.h"
+// Second half of the index loss (index_loss_hopper.cu): dkeys(row) += sum over queries and heads of G [X > 0] w q, from the G and signs
+// that the walks over the queries (query_walk.cuh) left. A block unites what a few neighbouring queries selected, so that a row which
+// they share is added to once: the queries' heads are the contraction of a product whose left side, the coefficients, is made in
+// registers. What bounds it: 512 bytes of reductions per united row.
+#pragma once
+#include "kernels/index_loss/query_walk.cuh"
 
-namespace hyscale {
-namespace {
+namespace hyscale::index_halves {
 
-using namespace hopper;
-using bf16 = __nv_bfloat16;
-constexpr int kGroup = 128, kGroups = 2, kThreads = kGroups * kGroup, kWarps = kThreads / 32, kDims = 128, kBlocks = kDims / 64;
-constexpr int kColumns = 128;    // of coefficients: heads of the united queries
-constexpr int kWindow = kThreads;  // ids looked at together, a thread each
-constexpr int kRows = 64;        // of a product
+constexpr int kColumns = 128;  // of coefficients: heads of the united queries
+constexpr int kWindow = 256;   // ids looked at together, a thread each
+constexpr int kRows = 64;      // of a product
 constexpr int kNone = INT32_MAX;
+constexpr int kUniting = 1;    // barrier
 
 template <int kHeads>
-struct Shared {
+struct UnitedShared {
   static constexpr int kQueries = kColumns / kHeads, kIds = kWindow / kQueries, kParts = kHeads / 32;
   alignas(1024) unsigned char q[kBlocks][kColumns * 128];  // w q of the queries' heads
   alignas(16) int32_t ids[kQueries][kIds];                 // ascending, kNone behind the last
@@ -29,7 +23,7 @@ struct Shared {
   float gradients[kQueries][kWindow];                      // of united rows, 0 where the query did not select it
   uint32_t signs[kQueries][kParts][kWindow];
   int begins[kQueries], ends[kQueries];  // slots of the segment that are not united yet
-  int of_warps[kWarps];                  // united rows
+  int of_warps[kWindow / 32];            // united rows
 };
 
 // How many of ids[0, count), ascending, are below `id`.
@@ -44,8 +38,8 @@ __device__ __forceinline__ int below(const int32_t* ids, int count, int32_t id) 
 }
 
 template <int kHeads>
-__device__ void load_queries(Shared<kHeads>& s, const IndexLossArguments& a, int64_t t, int here, int thread) {
-  for (int i = thread; i < kColumns * 16; i += kThreads) {
+__device__ void load_queries(UnitedShared<kHeads>& s, const IndexLossArguments& a, int64_t t, int here, int thread) {
+  for (int i = thread; i < kColumns * 16; i += kWindow) {
     const int head = i / 16, piece = i % 16;
     const int64_t at = t * kHeads + head;
     uint4 numbers{};
@@ -68,16 +62,16 @@ __device__ void load_queries(Shared<kHeads>& s, const IndexLossArguments& a, int
 // Unites the next ids of the queries: all up to the smallest of the last ids that were looked at, of queries that have more. Returns how
 // many rows that makes.
 template <int kHeads>
-__device__ int unite(Shared<kHeads>& s, const IndexLossArguments& a, int64_t t, int64_t first, int thread) {
-  constexpr int kQueries = Shared<kHeads>::kQueries, kIds = Shared<kHeads>::kIds, kParts = Shared<kHeads>::kParts;
+__device__ int unite(UnitedShared<kHeads>& s, const IndexLossArguments& a, const Queries& queries, int64_t t, int thread) {
+  constexpr int kQueries = UnitedShared<kHeads>::kQueries, kIds = UnitedShared<kHeads>::kIds, kParts = UnitedShared<kHeads>::kParts;
   const int query = thread / kIds, own = thread % kIds, slot = s.begins[query] + own;
-  const int64_t at = (t - first + query) * a.k + slot;
-  const int32_t id = slot < s.ends[query] ? a.indices[first * a.k + at] : kNone;
+  const int64_t at = (t - queries.first + query) * a.k + slot;
+  const int32_t id = slot < s.ends[query] ? a.indices[(t + query) * a.k + slot] : kNone;
   s.ids[query][own] = id;
   s.rows[thread] = -1;
 #pragma unroll
   for (int n = 0; n < kQueries; ++n) s.gradients[n][thread] = 0;
-  __syncthreads();
+  named_sync(kUniting, kWindow);
   int32_t limit = kNone - 1;
 #pragma unroll
   for (int n = 0; n < kQueries; ++n)
@@ -93,23 +87,23 @@ __device__ int unite(Shared<kHeads>& s, const IndexLossArguments& a, int64_t t, 
   const bool leads = taken && leader == query;
   const uint32_t leading = __ballot_sync(~0u, leads);
   if (thread % 32 == 0) s.of_warps[thread / 32] = __popc(leading);
-  __syncthreads();
+  named_sync(kUniting, kWindow);
   int row = __popc(leading & ((1u << thread % 32) - 1)), united = 0;
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
+  for (int w = 0; w < kWindow / 32; ++w) {
     if (w < thread / 32) row += s.of_warps[w];
     united += s.of_warps[w];
   }
   if (leads) s.rows[row] = id, s.places[query][own] = static_cast<int16_t>(row);
-  __syncthreads();
+  named_sync(kUniting, kWindow);
   if (taken) {
     row = s.places[leader][place];
-    s.gradients[query][row] = a.gradients[at];
+    s.gradients[query][row] = queries.gradients[at];
 #pragma unroll
-    for (int n = 0; n < kParts; ++n) s.signs[query][n][row] = reinterpret_cast<const uint32_t*>(a.signs)[at * kParts + n];
+    for (int n = 0; n < kParts; ++n) s.signs[query][n][row] = reinterpret_cast<const uint32_t*>(queries.signs)[at * kParts + n];
   }
   if (thread < kQueries) s.begins[thread] += below(s.ids[thread], kIds, limit + 1);
-  __syncthreads();
+  named_sync(kUniting, kWindow);
   return united;
 }
 
@@ -119,8 +113,8 @@ __device__ __forceinline__ uint32_t coefficients(uint32_t gradient_twice, uint32
 }
 
 template <int kHeads, bool kFixed>
-__device__ __forceinline__ void add_rows(Shared<kHeads>& s, const IndexLossArguments& a, int first_row, int thread) {
-  constexpr int kQueries = Shared<kHeads>::kQueries, kParts = Shared<kHeads>::kParts;
+__device__ __forceinline__ void add_rows(UnitedShared<kHeads>& s, const IndexLossArguments& a, int first_row, int thread) {
+  constexpr int kQueries = UnitedShared<kHeads>::kQueries, kParts = UnitedShared<kHeads>::kParts;
   const int lane = thread % 32, row = first_row + thread / 32 % 4 * 16 + lane / 4;
   uint32_t left[kQueries * kParts][2][4];
 #pragma unroll
@@ -165,57 +159,37 @@ __device__ __forceinline__ void add_rows(Shared<kHeads>& s, const IndexLossArgum
   }
 }
 
+// A segment of the keys that the queries from t on selected. Segments have equal parts of the longest selection.
 template <int kHeads, bool kFixed>
-__global__ void __launch_bounds__(kThreads, 2) united_rows(const IndexLossArguments a, int64_t first, int64_t last, int segments) {
-  extern __shared__ unsigned char raw[];
-  using S = Shared<kHeads>;
-  S& s = *reinterpret_cast<S*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
+__device__ __forceinline__ void add_united(unsigned char* raw, const IndexLossArguments& a, const Queries& queries, int64_t t, int segment, int segments) {
+  using S = UnitedShared<kHeads>;
+  S& s = *reinterpret_cast<S*>(raw);
   const int thread = static_cast<int>(threadIdx.x);
-  const int groups = static_cast<int>(gridDim.x) / segments, segment = static_cast<int>(blockIdx.x) / groups;
-  const int64_t t = first + static_cast<int64_t>(blockIdx.x) % groups * S::kQueries;
-  const int here = static_cast<int>(min(static_cast<int64_t>(S::kQueries), last - t));
+  if (thread >= kWindow) return;
+  const int here = static_cast<int>(min(static_cast<int64_t>(S::kQueries), queries.last - t));
   if (thread < S::kQueries) {
-    // Segments have equal parts of the longest selection.
     const int count = thread < here ? a.counts[t + thread] : 0;
     int64_t longest = t;
     for (int n = 1; n < here; ++n)
       if (a.counts[t + n] > a.counts[longest]) longest = t + n;
-    const int64_t length = a.counts[longest];
     const auto bound = [&](int of) {
-      if (of == 0) return 0;
-      if (of == segments) return count;
-      return below(a.indices + (t + thread) * a.k, count, length ? a.indices[longest * a.k + length * of / segments] : 0);
+      if (of == 0 || of == segments) return of == 0 ? 0 : count;
+      return below(a.indices + (t + thread) * a.k, count, a.indices[longest * a.k + static_cast<int64_t>(a.counts[longest]) * of / segments]);
     };
     s.begins[thread] = bound(segment);
     s.ends[thread] = bound(segment + 1);
   }
   load_queries(s, a, t, here, thread);
   fence_to_async();
-  __syncthreads();
+  named_sync(kUniting, kWindow);
   for (;;) {
     bool more = false;
     for (int n = 0; n < S::kQueries; ++n) more = more || s.begins[n] < s.ends[n];
     if (!more) return;
-    const int united = unite(s, a, t, first, thread);
-    for (int row = thread / kGroup * kRows; row < united; row += kGroups * kRows) add_rows<kHeads, kFixed>(s, a, row, thread);
-    __syncthreads();
+    const int united = unite(s, a, queries, t, thread);
+    for (int row = thread / kGroup * kRows; row < united; row += kWindow / kGroup * kRows) add_rows<kHeads, kFixed>(s, a, row, thread);
+    named_sync(kUniting, kWindow);
   }
 }
 
-template <int kHeads, bool kFixed>
-void launch(const IndexLossArguments& a, int64_t first, int64_t last, int segments, cudaStream_t stream) {
-  constexpr size_t kShared = sizeof(Shared<kHeads>) + 1024;
-  const cudaError_t status = cudaFuncSetAttribute(united_rows<kHeads, kFixed>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
-  HYSCALE_CHECK(status == cudaSuccess, "index loss needs ", kShared, " bytes of shared memory: ", cudaGetErrorString(status));
-  const int64_t groups = (last - first + Shared<kHeads>::kQueries - 1) / Shared<kHeads>::kQueries;
-  united_rows<kHeads, kFixed><<<static_cast<unsigned>(groups * segments), kThreads, kShared, stream>>>(a, first, last, segments);
-}
-
-}  // namespace
-
-void index_loss_keys(const IndexLossArguments& a, int64_t first, int64_t last, int segments, cudaStream_t stream) {
-  if (a.heads == 32) a.sums ? launch<32, true>(a, first, last, segments, stream) : launch<32, false>(a, first, last, segments, stream);
-  else a.sums ? launch<64, true>(a, first, last, segments, stream) : launch<64, false>(a, first, last, segments, stream);
-}
-
-}  // namespace hyscale
+}  // namespace hyscale::index_halves

@@ -1,26 +1,33 @@
-// First half of the index loss on Hopper: loss, dq and dweights of each query in one walk over its selected keys, 64 at a time; one
-// block per query. A producer warpgroup gathers rows; a consumer warpgroup for every 32 heads multiplies. With X = K Q^T (keys are
-// M, heads are N):
+// First half of the index loss (index_loss_hopper.cu): loss, dq and dweights of a query in one walk over its selected keys, 64 at a time,
+// by one block. A producer warpgroup gathers rows; a consumer warpgroup for every 32 heads multiplies. With X = K Q^T (keys are M,
+// heads are N):
 //   score[j] = sum_h w[h] relu(X[j, h]), r[j] = exp(score[j] - top) / Z, p[j] = head_sum[j] / teacher
 //   dq[h] = grad_scale w[h] sum_j (r[j] - p[j]) [X[j, h] > 0] key[j]
 //   dw[h] = grad_scale sum_j (r[j] - p[j]) relu(X[j, h])
 // Z is known behind the last key only. The walk keeps, of what it has seen, an estimate z of 1 / Z and the sums
 //   E[h] = sum_j exp(score[j] - top) [X > 0] key[j]   and   A[h] = sum_j (z exp(score[j] - top) - p[j]) [X > 0] key[j];
 // where z changes, A changes by E times that. So the products round differences of r and p, not r and p, to bf16.
-// What index_loss_keys.cu needs for dkeys stays in memory: G[j] = grad_scale (r[j] - p[j]) and the signs of X.
+// What the second half (united_rows.cuh) needs for dkeys stays in memory: G[j] = grad_scale (r[j] - p[j]) and the signs of X.
+#pragma once
 #include "kernels/common/hopper.cuh"
-#include "kernels/common/op.h"
 #include "kernels/index_loss/index_loss_cuda.h"
 
-namespace hyscale {
-namespace {
+namespace hyscale::index_halves {
 
 using namespace hopper;
 using bf16 = __nv_bfloat16;
-constexpr int kGroup = 128, kKeys = 64, kDims = 128, kBlocks = kDims / 64, kPartHeads = 32, kStages = 3, kAhead = kStages - 1;
+constexpr int kGroup = 128, kDims = 128, kBlocks = kDims / 64;
+constexpr int kKeys = 64, kPartHeads = 32, kStages = 4, kAhead = kStages - 2;
+
+// Queries of a launch, and what the first half leaves of them to the second.
+struct Queries {
+  int64_t first, last;
+  float* gradients;  // of scores [last - first, k]
+  uint8_t* signs;    // of products [last - first, k, heads / 32, 4]: bit 2 j + e of byte c: head 8 j + 2 c + e of 32 has a positive one
+};
 
 template <int kParts>
-struct Shared {
+struct WalkShared {
   alignas(1024) unsigned char q[kBlocks][kParts * kPartHeads * 128];
   alignas(1024) unsigned char keys[kStages][kBlocks][kTileBytes];
   alignas(1024) unsigned char c[kParts][kTileBytes];  // [keys][E of 32 heads, A of 32 heads]; in the end dq [32 heads][dims]
@@ -31,17 +38,20 @@ struct Shared {
   uint64_t full[kStages], empty[kStages];
   float scores[];  // [k, up to a multiple of kKeys]
 };
-__host__ __device__ inline int padded(int k) { return (k + kKeys - 1) / kKeys * kKeys; }
+template <int kParts>
+size_t walk_shared_bytes(int k) { return sizeof(WalkShared<kParts>) + static_cast<size_t>((k + kKeys - 1) / kKeys * kKeys) * sizeof(float); }
 
 enum Barrier { kAll = 1, kPart };  // kPart: one for each part
 
 template <int kParts>
-__device__ void produce(Shared<kParts>& s, const IndexLossArguments& a, int64_t t, int count, int thread) {
+__device__ void produce(WalkShared<kParts>& s, const IndexLossArguments& a, int64_t t, int count, int thread) {
   const int tiles = (count + kKeys - 1) / kKeys, lane = thread % 32, first_row = thread / 32 * 16, piece = lane % 16;
   const int32_t* indices = a.indices + t * a.k;
+  const char* keys = reinterpret_cast<const char*>(a.keys + piece * 8);
+  const uint32_t stride = static_cast<uint32_t>(a.keys_stride * sizeof(bf16));
   const auto id_of = [&](int tile) {
     const int slot = tile * kKeys + first_row + piece;
-    return slot < count ? __ldg(indices + slot) : -1;
+    return slot < count ? __ldg(indices + slot) : 0;
   };
   const auto publish = [&](int tile) {
     fence_to_async();
@@ -56,8 +66,8 @@ __device__ void produce(Shared<kParts>& s, const IndexLossArguments& a, int64_t 
 #pragma unroll
     for (int r = 0; r < 8; ++r) {
       const int row = 2 * r + lane / 16;
-      const int32_t id = __shfl_sync(~0u, own, row);
-      copy16(shared_address(s.keys[stage][piece / 8]) + tile_offset(first_row + row, piece % 8), a.keys + max(id, 0) * a.keys_stride + piece * 8, id >= 0);
+      const uint32_t id = static_cast<uint32_t>(__shfl_sync(~0u, own, row));
+      copy16(shared_address(s.keys[stage][piece / 8]) + tile_offset(first_row + row, piece % 8), keys + static_cast<uint64_t>(id) * stride, tile * kKeys + first_row + row < count);
     }
     copies_commit();
     if (tile < kAhead) continue;
@@ -87,11 +97,16 @@ __device__ __forceinline__ float over_consumers(float x, float (&sums)[kParts * 
 
 // X of a tile for the heads of a part, on its way.
 template <int kParts>
-__device__ __forceinline__ void begin_products(Shared<kParts>& s, int stage, int part, float (&x)[16]) {
+__device__ __forceinline__ void begin_products(WalkShared<kParts>& s, int stage, int part, float (&x)[16]) {
 #pragma unroll
   for (int kk = 0; kk < kDims / 16; ++kk)
     wgmma_n32<0, 0>(x, row_descriptor(shared_address(s.keys[stage][kk / 4])) + kk % 4 * 2, row_descriptor(shared_address(s.q[kk / 4]) + part * kPartHeads * 128) + kk % 4 * 2,
                     kk != 0);
+}
+
+__device__ __forceinline__ uint32_t twice(float x) {
+  const __nv_bfloat162 both = __float2bfloat162_rn(x);
+  return reinterpret_cast<const uint32_t&>(both);
 }
 
 // What the walk knows of the softmax so far.
@@ -100,15 +115,17 @@ struct Seen {
 };
 
 template <int kParts>
-__device__ void consume(Shared<kParts>& s, const IndexLossArguments& a, int64_t t, int count, int thread) {
+__device__ void consume(WalkShared<kParts>& s, const IndexLossArguments& a, const Queries& queries, int64_t t, int count, int thread) {
   const int tiles = (count + kKeys - 1) / kKeys, part = thread / kGroup, warp = thread / 32 % 4, lane = thread % 32;
   const int row = warp * 16 + lane / 4, column = lane % 4 * 2;
   const float *head_sum = a.head_sum + t * a.k, *weights = s.weights + part * kPartHeads + column;
+  float* gradients = queries.gradients + (t - queries.first) * a.k;
+  uint8_t* signs_of = queries.signs + (t - queries.first) * a.k * kParts * 4;
   unsigned char* coefficients = s.c[part];
   const auto await = [&](int tile) { barrier_wait(&s.full[tile % kStages], tile / kStages & 1); };
   float of_teacher = 0;
   for (int j = thread; j < count; j += kParts * kGroup) of_teacher += head_sum[j];
-  const float teacher = over_consumers<kParts>(of_teacher, s.sums[0], thread);
+  const float teacher = over_consumers<kParts>(of_teacher, s.sums[0], thread), to_p = 1 / teacher;
   Seen seen;
   float x[16], sums[kBlocks][32] = {};  // columns: E, then A
   float dw_student[8] = {}, dw_teacher[8] = {};
@@ -121,19 +138,25 @@ __device__ void consume(Shared<kParts>& s, const IndexLossArguments& a, int64_t 
   pin(x);
   for (int tile = 0; tile < tiles; ++tile) {
     float p[2];
+    uint32_t positive[8];  // of pairs of heads: which products are
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int slot = tile * kKeys + row + 8 * half;
-      p[half] = slot < count ? __ldg(head_sum + slot) / teacher : 0.f;
+      p[half] = slot < count ? __ldg(head_sum + slot) * to_p : 0.f;
       float score = 0;
-      uint32_t signs = 0;
+      uint32_t signs = 0;  // of first heads in bits 0, 2, 4, 6, of second ones in bits 17, 19, 21, 23
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const float product = x[i / 2 * 4 + 2 * half + i % 2];
-        score = fmaf(fmaxf(product, 0.f), weights[i / 2 * 8 + i % 2], score);
-        signs |= product > 0 ? 1u << i : 0u;
+      for (int j = 0; j < 4; ++j) {
+        float (&pair)[2] = reinterpret_cast<float (&)[2]>(x[4 * j + 2 * half]);
+        positive[2 * j + half] = __hgt2_mask(__floats2bfloat162_rn(pair[0], pair[1]), __floats2bfloat162_rn(0.f, 0.f));
+        signs |= positive[2 * j + half] & 0x00020001u << 2 * j;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          pair[e] = fmaxf(pair[e], 0.f);
+          score = fmaf(pair[e], weights[8 * j + e], score);
+        }
       }
-      if (slot < count) a.signs[((static_cast<int64_t>(blockIdx.x) * a.k + slot) * kParts + part) * 4 + lane % 4] = static_cast<uint8_t>(signs);
+      if (slot < count) signs_of[(slot * kParts + part) * 4 + lane % 4] = static_cast<uint8_t>(signs | signs >> 16);
       score += __shfl_xor_sync(~0u, score, 1);
       score += __shfl_xor_sync(~0u, score, 2);
       if (lane % 4 == 0) s.partial[tile & 1][part][row + 8 * half] = score;
@@ -156,39 +179,45 @@ __device__ void consume(Shared<kParts>& s, const IndexLossArguments& a, int64_t 
 #pragma unroll
     for (int i = 0; i < 2; ++i) exponentials[i] = __expf(exponentials[i] - top);
     const float shrink = __expf(seen.top - top), sum = fmaf(seen.sum, shrink, over_warp(exponentials[0] + exponentials[1]));
-    const float inverse = static_cast<float>(min(count, (tile + 1) * kKeys)) / static_cast<float>(count) / sum, more = inverse * shrink - seen.inverse;
+    // The estimate moves when it is far off, and in the end.
+    float inverse = __fdividef(static_cast<float>(min(count, (tile + 1) * kKeys)), static_cast<float>(count) * sum);
+    const bool last = tile + 1 == tiles, moves = last || !(fabsf(inverse * shrink - seen.inverse) <= 0.0625f * seen.inverse);
+    if (!moves && top == seen.top) inverse = seen.inverse;
+    const float more = inverse * shrink - seen.inverse;
+    const bool changes = moves || top != seen.top;
     seen = {top, sum, inverse};
+    if (changes)
 #pragma unroll
-    for (int i = 0; i < 8; ++i) dw_student[i] *= shrink;
+      for (int i = 0; i < 8; ++i) dw_student[i] *= shrink;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int key = row + 8 * half;
       const float e = __shfl_sync(~0u, warp < 2 ? exponentials[0] : exponentials[1], key % 32), both = e * inverse - p[half];
+      const uint32_t of_student = twice(e), of_both = twice(both);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float first = x[4 * j + 2 * half], second = x[4 * j + 2 * half + 1];
-        const float relu[2] = {fmaxf(first, 0.f), fmaxf(second, 0.f)};
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-          dw_student[2 * j + n] = fmaf(e, relu[n], dw_student[2 * j + n]);
-          dw_teacher[2 * j + n] = fmaf(p[half], relu[n], dw_teacher[2 * j + n]);
+          const float relu = x[4 * j + 2 * half + n];
+          dw_student[2 * j + n] = fmaf(e, relu, dw_student[2 * j + n]);
+          dw_teacher[2 * j + n] = fmaf(p[half], relu, dw_teacher[2 * j + n]);
         }
-        *reinterpret_cast<__nv_bfloat162*>(coefficients + tile_offset(key, j) + lane % 4 * 4) = __floats2bfloat162_rn(first > 0 ? e : 0.f, second > 0 ? e : 0.f);
-        *reinterpret_cast<__nv_bfloat162*>(coefficients + tile_offset(key, j + 4) + lane % 4 * 4) = __floats2bfloat162_rn(first > 0 ? both : 0.f, second > 0 ? both : 0.f);
+        *reinterpret_cast<uint32_t*>(coefficients + tile_offset(key, j) + lane % 4 * 4) = of_student & positive[2 * j + half];
+        *reinterpret_cast<uint32_t*>(coefficients + tile_offset(key, j + 4) + lane % 4 * 4) = of_both & positive[2 * j + half];
       }
     }
     fence_to_async();
     named_sync(kPart + part, kGroup);
+    if (changes)
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
+      for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        sums[b][16 + i] = fmaf(more, sums[b][i], sums[b][16 + i]);
-        sums[b][i] *= shrink;
-      }
-      pin(sums[b]);
-    }
-    const bool last = tile + 1 == tiles;
+        for (int i = 0; i < 16; ++i) {
+          sums[b][16 + i] = fmaf(more, sums[b][i], sums[b][16 + i]);
+          sums[b][i] *= shrink;
+        }
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) pin(sums[b]);
     if (!last) await(tile + 1);
     pin(x);
     wgmma_begin();
@@ -224,7 +253,7 @@ __device__ void consume(Shared<kParts>& s, const IndexLossArguments& a, int64_t 
   for (int j = thread; j < count; j += kParts * kGroup) {
     const float p = head_sum[j] / teacher, log_r = s.scores[j] - lse;
     if (p > 0) loss += p * (logf(p) - log_r);
-    a.gradients[static_cast<int64_t>(blockIdx.x) * a.k + j] = a.grad_scale * (expf(log_r) - p);
+    gradients[j] = a.grad_scale * (expf(log_r) - p);
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -245,12 +274,10 @@ __device__ void consume(Shared<kParts>& s, const IndexLossArguments& a, int64_t 
 }
 
 template <int kParts>
-__global__ void __launch_bounds__((kParts + 1) * kGroup, kParts == 1 ? 2 : 1) one_query(const IndexLossArguments a, int64_t first) {
-  extern __shared__ unsigned char raw[];
-  Shared<kParts>& s = *reinterpret_cast<Shared<kParts>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
+__device__ __forceinline__ void walk_query(unsigned char* raw, const IndexLossArguments& a, const Queries& queries, int64_t t) {
+  WalkShared<kParts>& s = *reinterpret_cast<WalkShared<kParts>*>(raw);
   constexpr int kThreads = (kParts + 1) * kGroup, kHeads = kParts * kPartHeads;
   const int thread = static_cast<int>(threadIdx.x);
-  const int64_t t = first + blockIdx.x;
   const int count = a.counts[t];
   if (count == 0) {
     for (int i = thread; i < kHeads * kDims; i += kThreads) a.dq[t * kHeads * kDims + i] = __float2bfloat16(0.f);
@@ -272,27 +299,12 @@ __global__ void __launch_bounds__((kParts + 1) * kGroup, kParts == 1 ? 2 : 1) on
   fence_to_async();
   __syncthreads();
   if (thread < kGroup) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     produce(s, a, t, count, thread);
   } else {
-    if constexpr (kParts == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
-    else asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
-    consume(s, a, t, count, thread - kGroup);
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+    consume(s, a, queries, t, count, thread - kGroup);
   }
 }
 
-template <int kParts>
-void launch(const IndexLossArguments& a, int64_t first, int64_t last, cudaStream_t stream) {
-  const size_t shared = sizeof(Shared<kParts>) + 1024 + static_cast<size_t>(padded(a.k)) * sizeof(float);
-  const cudaError_t status = cudaFuncSetAttribute(one_query<kParts>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-  HYSCALE_CHECK(status == cudaSuccess, "index loss needs ", shared, " bytes of shared memory: ", cudaGetErrorString(status));
-  one_query<kParts><<<static_cast<unsigned>(last - first), (kParts + 1) * kGroup, shared, stream>>>(a, first);
-}
-
-}  // namespace
-
-void index_loss_queries(const IndexLossArguments& a, int64_t first, int64_t last, cudaStream_t stream) {
-  a.heads == kPartHeads ? launch<1>(a, first, last, stream) : launch<2>(a, first, last, stream);
-}
-
-}  // namespace hyscale
+}  // namespace hyscale::index_halves
