@@ -9,11 +9,12 @@
 
 namespace hyscale {
 
-struct IndexLossArguments {
-  const __nv_bfloat16 *q, *keys;
+template <typename T>
+struct IndexLossArgumentsOf {
+  const T *q, *keys;
   const float *weights, *head_sum;
   const int32_t *indices, *counts;
-  __nv_bfloat16* dq;
+  T* dq;
   float *dweights, *dkeys;
   double* losses;  // [T]
   long long* sums;  // fixed-point dkeys [N, D], or null
@@ -22,11 +23,12 @@ struct IndexLossArguments {
   int heads, dims, k;
   float grad_scale;
 };
+using IndexLossArguments = IndexLossArgumentsOf<__nv_bfloat16>;
 
 void index_loss_cuda(const IndexLoss&);
 size_t index_loss_cuda_workspace_bytes(const IndexLoss&);
 
-inline bool index_loss_rows_fit(const IndexLoss& l) { return l.q.size(2) == 128 && l.keys.stride(0) % 8 == 0 && l.dkeys.stride(0) % 4 == 0; }
+inline bool index_loss_rows_fit(const IndexLoss& l) { return l.q.dtype() == DType::bf16 && l.q.size(2) == 128 && l.keys.stride(0) % 8 == 0 && l.dkeys.stride(0) % 4 == 0; }
 inline bool index_loss_fits_hopper(const IndexLoss& l) { return (l.q.size(1) == 32 || l.q.size(1) == 64) && index_loss_rows_fit(l); }
 inline bool index_loss_fits_few_heads(const IndexLoss& l) { return l.q.size(1) <= 8 && index_loss_rows_fit(l); }
 void index_loss_hopper(const IndexLossArguments&, int64_t queries, int64_t rows, const Workspace&, cudaStream_t);

@@ -235,6 +235,7 @@ __device__ void consume(WalkShared<kParts>& s, const IndexLossArguments& a, cons
     barrier_arrive(&s.empty[tile % kStages]);
   }
 
+  named_sync(kAll, kParts * kGroup);  // all products are done, all scores written
   // dq, through shared memory to whole lines.
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b)
@@ -249,7 +250,6 @@ __device__ void consume(WalkShared<kParts>& s, const IndexLossArguments& a, cons
 
   const float lse = seen.top + logf(seen.sum);
   float loss = 0;
-  named_sync(kAll, kParts * kGroup);  // scores of the last tile
   for (int j = thread; j < count; j += kParts * kGroup) {
     const float p = head_sum[j] / teacher, log_r = s.scores[j] - lse;
     if (p > 0) loss += p * (logf(p) - log_r);
