@@ -6,16 +6,17 @@
 //   dw[h] = grad_scale sum_j (r[j] - p[j]) relu(X[j, h])
 // Z is known behind the last key only. The walk keeps, of what it has seen, an estimate z of 1 / Z and the sums
 //   E[h] = sum_j exp(score[j] - top) [X > 0] key[j]   and   A[h] = sum_j (z exp(score[j] - top) - p[j]) [X > 0] key[j];
-// where z changes, A changes by E times that. So the products round differences of r and p, not r and p, to bf16.
+// where z changes, A changes by E times that. So the products round differences of r and p, not r and p, to bf16. z is the
+// teacher's mass over the student's exponentials: the better the student, the less A changes and the smaller are its differences.
 // What the second half (united_rows.cuh) needs for dkeys stays in memory: G[j] = grad_scale (r[j] - p[j]) and the signs of X.
 #pragma once
+#include "kernels/common/cuda.cuh"
 #include "kernels/common/hopper.cuh"
 #include "kernels/index_loss/index_loss_cuda.h"
 
 namespace hyscale::index_halves {
 
 using namespace hopper;
-using bf16 = __nv_bfloat16;
 constexpr int kGroup = 128, kDims = 128, kBlocks = kDims / 64;
 constexpr int kKeys = 64, kPartHeads = 32, kStages = 4, kAhead = kStages - 2;
 
@@ -33,7 +34,7 @@ struct WalkShared {
   alignas(1024) unsigned char c[kParts][kTileBytes];  // [keys][E of 32 heads, A of 32 heads]; in the end dq [32 heads][dims]
   float weights[kParts * kPartHeads];
   float partial[2][kParts][kKeys];  // scores of even and odd tiles over a part's heads
-  float dweights[kParts][4][2][kPartHeads];
+  float dweights[kParts][4][kPartHeads];  // of warps
   float sums[2][kParts * 4];  // of warps
   uint64_t full[kStages], empty[kStages];
   float scores[];  // [k, up to a multiple of kKeys]
@@ -78,15 +79,10 @@ __device__ void produce(WalkShared<kParts>& s, const IndexLossArguments& a, int6
   for (int tile = max(0, tiles - kAhead); tile < tiles; ++tile) publish(tile);
 }
 
-__device__ __forceinline__ float over_warp(float x) {
-  for (int offset = 16; offset; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-  return x;
-}
-
 // Sum over the consumers, the same in all; `sums` is not in use elsewhere until the next barrier of all.
 template <int kParts>
 __device__ __forceinline__ float over_consumers(float x, float (&sums)[kParts * 4], int thread) {
-  x = over_warp(x);
+  x = warp_sum(x);
   if (thread % 32 == 0) sums[thread / 32] = x;
   named_sync(kAll, kParts * kGroup);
   float sum = 0;
@@ -111,7 +107,7 @@ __device__ __forceinline__ uint32_t twice(float x) {
 
 // What the walk knows of the softmax so far.
 struct Seen {
-  float top = -INFINITY, sum = 0, inverse = 0;  // of scores; of exp(score - top); the estimate z
+  float top = -INFINITY, sum = 0, mass = 0, inverse = 0;  // of scores; of exp(score - top); of p; the estimate z
 };
 
 template <int kParts>
@@ -128,7 +124,7 @@ __device__ void consume(WalkShared<kParts>& s, const IndexLossArguments& a, cons
   const float teacher = over_consumers<kParts>(of_teacher, s.sums[0], thread), to_p = 1 / teacher;
   Seen seen;
   float x[16], sums[kBlocks][32] = {};  // columns: E, then A
-  float dw_student[8] = {}, dw_teacher[8] = {};
+  float dw_student[8] = {}, dw[8] = {};  // of relu(X) instead of [X > 0] key, likewise
   await(0);
   pin(x);
   wgmma_begin();
@@ -137,12 +133,17 @@ __device__ void consume(WalkShared<kParts>& s, const IndexLossArguments& a, cons
   wgmma_wait<0>();
   pin(x);
   for (int tile = 0; tile < tiles; ++tile) {
-    float p[2];
+    // Every warp knows scores and p of the whole tile: a lane those of the keys `lane` and `lane + 32`.
+    float exponentials[2], masses[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int slot = tile * kKeys + lane + 32 * i;
+      masses[i] = slot < count ? __ldg(head_sum + slot) * to_p : 0.f;
+    }
     uint32_t positive[8];  // of pairs of heads: which products are
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int slot = tile * kKeys + row + 8 * half;
-      p[half] = slot < count ? __ldg(head_sum + slot) * to_p : 0.f;
       float score = 0;
       uint32_t signs = 0;  // of first heads in bits 0, 2, 4, 6, of second ones in bits 17, 19, 21, 23
 #pragma unroll
@@ -162,8 +163,7 @@ __device__ void consume(WalkShared<kParts>& s, const IndexLossArguments& a, cons
       if (lane % 4 == 0) s.partial[tile & 1][part][row + 8 * half] = score;
     }
     named_sync(kAll, kParts * kGroup);
-    // Every warp knows the scores of the whole tile: a lane those of two keys.
-    float exponentials[2], top = seen.top;
+    float top = seen.top;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int key = lane + 32 * i;
@@ -175,24 +175,26 @@ __device__ void consume(WalkShared<kParts>& s, const IndexLossArguments& a, cons
       exponentials[i] = score;
       top = fmaxf(top, score);
     }
-    for (int offset = 16; offset; offset /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, offset));
+    top = warp_max(top);
 #pragma unroll
     for (int i = 0; i < 2; ++i) exponentials[i] = __expf(exponentials[i] - top);
-    const float shrink = __expf(seen.top - top), sum = fmaf(seen.sum, shrink, over_warp(exponentials[0] + exponentials[1]));
-    // The estimate moves when it is far off, and in the end.
-    float inverse = __fdividef(static_cast<float>(min(count, (tile + 1) * kKeys)), static_cast<float>(count) * sum);
-    const bool last = tile + 1 == tiles, moves = last || !(fabsf(inverse * shrink - seen.inverse) <= 0.0625f * seen.inverse);
+    const float shrink = __expf(seen.top - top), sum = fmaf(seen.sum, shrink, warp_sum(exponentials[0] + exponentials[1]));
+    const float mass = seen.mass + warp_sum(masses[0] + masses[1]);
+    const bool last = tile + 1 == tiles;
+    float inverse = __fdividef(last ? 1.f : mass, sum);
+    const bool moves = last || !(fabsf(inverse * shrink - seen.inverse) <= 0.0625f * seen.inverse);  // else it may stay where it is
     if (!moves && top == seen.top) inverse = seen.inverse;
     const float more = inverse * shrink - seen.inverse;
     const bool changes = moves || top != seen.top;
-    seen = {top, sum, inverse};
+    seen = {top, sum, mass, inverse};
     if (changes)
 #pragma unroll
-      for (int i = 0; i < 8; ++i) dw_student[i] *= shrink;
+      for (int i = 0; i < 8; ++i) dw[i] = fmaf(more, dw_student[i], dw[i]), dw_student[i] *= shrink;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int key = row + 8 * half;
-      const float e = __shfl_sync(~0u, warp < 2 ? exponentials[0] : exponentials[1], key % 32), both = e * inverse - p[half];
+      const float e = __shfl_sync(~0u, warp < 2 ? exponentials[0] : exponentials[1], key % 32), p = __shfl_sync(~0u, warp < 2 ? masses[0] : masses[1], key % 32);
+      const float both = e * inverse - p;
       const uint32_t of_student = twice(e), of_both = twice(both);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -200,7 +202,7 @@ __device__ void consume(WalkShared<kParts>& s, const IndexLossArguments& a, cons
         for (int n = 0; n < 2; ++n) {
           const float relu = x[4 * j + 2 * half + n];
           dw_student[2 * j + n] = fmaf(e, relu, dw_student[2 * j + n]);
-          dw_teacher[2 * j + n] = fmaf(p[half], relu, dw_teacher[2 * j + n]);
+          dw[2 * j + n] = fmaf(both, relu, dw[2 * j + n]);
         }
         *reinterpret_cast<uint32_t*>(coefficients + tile_offset(key, j) + lane % 4 * 4) = of_student & positive[2 * j + half];
         *reinterpret_cast<uint32_t*>(coefficients + tile_offset(key, j + 4) + lane % 4 * 4) = of_both & positive[2 * j + half];
@@ -257,20 +259,15 @@ __device__ void consume(WalkShared<kParts>& s, const IndexLossArguments& a, cons
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    for (int offset = 4; offset < 32; offset *= 2) {
-      dw_student[i] += __shfl_xor_sync(~0u, dw_student[i], offset);
-      dw_teacher[i] += __shfl_xor_sync(~0u, dw_teacher[i], offset);
-    }
-    const int head = column + i / 2 * 8 + i % 2;
-    if (lane < 4) s.dweights[part][warp][0][head] = dw_student[i], s.dweights[part][warp][1][head] = dw_teacher[i];
+    for (int offset = 4; offset < 32; offset *= 2) dw[i] += __shfl_xor_sync(~0u, dw[i], offset);
+    if (lane < 4) s.dweights[part][warp][column + i / 2 * 8 + i % 2] = dw[i];
   }
   loss = over_consumers<kParts>(loss, s.sums[1], thread);
   if (thread == 0) a.losses[t] = loss;
   if (!a.dweights || thread >= kParts * kPartHeads) return;
-  float student = 0, teachers = 0;
-#pragma unroll
-  for (int w = 0; w < 4; ++w) student += s.dweights[thread / kPartHeads][w][0][thread % kPartHeads], teachers += s.dweights[thread / kPartHeads][w][1][thread % kPartHeads];
-  a.dweights[t * kParts * kPartHeads + thread] = a.grad_scale * (student / seen.sum - teachers);
+  const float (&of_warps)[4][kPartHeads] = s.dweights[thread / kPartHeads];
+  const int head = thread % kPartHeads;
+  a.dweights[t * kParts * kPartHeads + thread] = a.grad_scale * (of_warps[0][head] + of_warps[1][head] + (of_warps[2][head] + of_warps[3][head]));
 }
 
 template <int kParts>
