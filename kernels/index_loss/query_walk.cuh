@@ -24,7 +24,7 @@ constexpr int kKeys = 64, kPartHeads = 32, kStages = 4, kAhead = kStages - 2;
 struct Queries {
   int64_t first, last;
   float* gradients;  // of scores [last - first, k]
-  uint8_t* signs;    // of products [last - first, k, heads / 32, 4]: bit 2 j + e of byte c: head 8 j + 2 c + e of 32 has a positive one
+  uint8_t* signs;    // of products [last - first, k, heads / 32, 4]: bit 4 e + j of byte c: head 8 j + 2 c + e of 32 has a positive one
 };
 
 template <int kParts>
@@ -145,19 +145,19 @@ __device__ void consume(WalkShared<kParts>& s, const IndexLossArguments& a, cons
     for (int half = 0; half < 2; ++half) {
       const int slot = tile * kKeys + row + 8 * half;
       float score = 0;
-      uint32_t signs = 0;  // of first heads in bits 0, 2, 4, 6, of second ones in bits 17, 19, 21, 23
+      uint32_t signs = 0;  // of first heads from bit 0 on, of second ones from bit 16 on
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         float (&pair)[2] = reinterpret_cast<float (&)[2]>(x[4 * j + 2 * half]);
         positive[2 * j + half] = __hgt2_mask(__floats2bfloat162_rn(pair[0], pair[1]), __floats2bfloat162_rn(0.f, 0.f));
-        signs |= positive[2 * j + half] & 0x00020001u << 2 * j;
+        signs |= positive[2 * j + half] & 0x00010001u << j;
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           pair[e] = fmaxf(pair[e], 0.f);
           score = fmaf(pair[e], weights[8 * j + e], score);
         }
       }
-      if (slot < count) signs_of[(slot * kParts + part) * 4 + lane % 4] = static_cast<uint8_t>(signs | signs >> 16);
+      if (slot < count) signs_of[(slot * kParts + part) * 4 + lane % 4] = static_cast<uint8_t>(signs | signs >> 12);
       score += __shfl_xor_sync(~0u, score, 1);
       score += __shfl_xor_sync(~0u, score, 2);
       if (lane % 4 == 0) s.partial[tile & 1][part][row + 8 * half] = score;

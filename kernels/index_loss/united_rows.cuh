@@ -107,9 +107,11 @@ __device__ int unite(UnitedShared<kHeads>& s, const IndexLossArguments& a, const
   return united;
 }
 
-// Two neighbouring heads' coefficients.
-__device__ __forceinline__ uint32_t coefficients(uint32_t gradient_twice, uint32_t signs, int bit) {
-  return gradient_twice & ((signs >> bit & 1 ? 0xffffu : 0u) | (signs >> bit & 2 ? 0xffff0000u : 0u));
+// Two neighbouring heads' coefficients: G twice where bits j and 8 + j of `signs` are set. A byte's sign, repeated, is a mask.
+__device__ __forceinline__ uint32_t coefficients(uint32_t gradient_twice, uint32_t signs, int j) {
+  uint32_t mask;
+  asm("prmt.b32 %0, %1, 0, 0x9988;" : "=r"(mask) : "r"(signs << (7 - j)));
+  return gradient_twice & mask;
 }
 
 template <int kHeads, bool kFixed>
@@ -129,12 +131,19 @@ __device__ __forceinline__ void add_rows(UnitedShared<kHeads>& s, const IndexLos
     for (int part = 0; part < kParts; ++part)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint32_t signs = s.signs[n][part][row + 8 * half] >> lane % 4 * 8;
+        const uint32_t byte = s.signs[n][part][row + 8 * half] >> lane % 4 * 8, signs = (byte & 0xf) | (byte & 0xf0) << 4;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) left[n * kParts + part][j / 2][j % 2 * 2 + half] = coefficients(twice[half], signs, 2 * j);
+        for (int j = 0; j < 4; ++j) left[n * kParts + part][j / 2][j % 2 * 2 + half] = coefficients(twice[half], signs, j);
       }
   }
   const int32_t* ids = s.rows + first_row + thread / 32 % 4 * 16;
+  const int first_line = (lane >> 3) * 2;  // of the rows to which for_each_line_of_fours gives this lane's numbers: + 0, 1, 8, 9
+  float* rows[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int32_t id = ids[first_line + i % 2 + i / 2 * 8];
+    rows[i] = id < 0 ? nullptr : a.dkeys + id * a.dkeys_stride;
+  }
 #pragma unroll 1
   for (int b = 0; b < kBlocks; ++b) {
     float d[32];
@@ -153,7 +162,8 @@ __device__ __forceinline__ void add_rows(UnitedShared<kHeads>& s, const IndexLos
       });
     } else {
       for_each_line_of_fours(d, lane, [&](int r, int column, float x, float y, float z, float w) {
-        if (ids[r] >= 0) add_four(a.dkeys + ids[r] * a.dkeys_stride + b * 64 + column, x, y, z, w);
+        float* row_of_sums = rows[(r - first_line) % 2 + (r - first_line) / 8 * 2];
+        if (row_of_sums) add_four(row_of_sums + b * 64 + column, x, y, z, w);
       });
     }
   }
