@@ -143,7 +143,7 @@ static void index_loss_of(const IndexLoss& l) {
   }
   bool done = false;
   if constexpr (std::is_same_v<T, bf16>) {
-    if (index_loss_fits_hopper(l)) index_loss_hopper(a, queries, rows, workspace, stream), done = true;
+    if (index_loss_fits_hopper(l)) index_loss_hopper(a, queries, workspace, stream), done = true;
     else if (index_loss_fits_few_heads(l)) index_loss_few_heads(a, queries, stream), done = true;
   }
   if (!done) {

@@ -1,72 +1,427 @@
-// Index loss on Hopper in two halves: walks over queries give the loss, dq, dweights and the gradients of scores, then rows of
-// dkeys are added to. The first is bound by what threads do with products, the second by reductions into the L2 cache, so a launch runs the first
-// half of some queries together with the second half of those before them.
+// Index loss on Hopper: one block per query. Loss, dq and dweights come of one walk over the selected keys, 64 at a time: a producer
+// warpgroup gathers rows, a consumer warpgroup for every 32 heads multiplies. With X = K Q^T (keys are M, heads are N):
+//   score[j] = sum_h w[h] relu(X[j, h]), r[j] = exp(score[j] - top) / Z, p[j] = head_sum[j] / teacher
+//   dq[h] = grad_scale w[h] sum_j (r[j] - p[j]) [X[j, h] > 0] key[j]
+//   dw[h] = grad_scale sum_j (r[j] - p[j]) relu(X[j, h])
+// Z is known behind the last key only. The walk keeps, of what it has seen, an estimate z of 1 / Z and the sums
+//   E[h] = sum_j exp(score[j] - top) [X > 0] key[j]   and   A[h] = sum_j (z exp(score[j] - top) - p[j]) [X > 0] key[j];
+// where z changes, A changes by E times that. So the products round differences of r and p, not r and p, to bf16. z is the
+// teacher's mass over the student's exponentials: the better the student, the less A changes and the smaller are its differences.
+// dkeys(row j) += sum_h G[j] [X[j, h] > 0] w[h] q[h], with G[j] = grad_scale (r[j] - p[j]), follows without the keys: the walk leaves
+// scores and the signs of X, of which the left side of that product is made in registers. While some blocks walk, bound by
+// the latency of what they do, others add to dkeys, bound by reductions into the L2 cache.
+#include "kernels/common/cuda.cuh"
+#include "kernels/common/hopper.cuh"
 #include "kernels/common/op.h"
-#include "kernels/index_loss/query_walk.cuh"
-#include "kernels/index_loss/united_rows.cuh"
+#include "kernels/index_loss/index_loss_cuda.h"
 
 namespace hyscale {
 namespace {
 
-using namespace index_halves;
+using namespace hopper;
+constexpr int kGroup = 128, kDims = 128, kBlocks = kDims / 64;
+constexpr int kKeys = 64, kPartHeads = 32, kStages = 3, kAhead = kStages - 2;
 
-// Blocks: of every kQueries + segments, kQueries walk over a query each and the others add a segment of a group of as many queries. Groups come in
-// the order of their segments, so that the sums being added to at a time fit the L2 cache.
-template <int kHeads, bool kFixed>
-__global__ void __launch_bounds__((kHeads / 32 + 1) * kGroup, kHeads == 32 ? 2 : 1) two_halves(const IndexLossArguments a, Queries walked, Queries added, int segments) {
-  extern __shared__ unsigned char raw[];
-  unsigned char* shared = raw + (1024 - shared_address(raw) % 1024) % 1024;
-  constexpr int kQueries = UnitedShared<kHeads>::kQueries;
-  const int period = kQueries + segments, number = static_cast<int>(blockIdx.x) / period, place = static_cast<int>(blockIdx.x) % period;
-  if (place < kQueries) {
-    const int64_t t = walked.first + number * kQueries + place;
-    if (t < walked.last) walk_query<kHeads / 32>(shared, a, walked, t);
-  } else {
-    const int groups = static_cast<int>((added.last - added.first + kQueries - 1) / kQueries), at = number * segments + place - kQueries;
-    if (at < groups * segments) add_united<kHeads, kFixed>(shared, a, added, added.first + at % groups * kQueries, at / groups, segments);
+template <int kParts>
+struct Shared {
+  alignas(1024) unsigned char q[kBlocks][kParts * kPartHeads * 128];
+  alignas(1024) unsigned char keys[kStages][kBlocks][kTileBytes];
+  alignas(1024) unsigned char c[kParts][kTileBytes];  // [keys][E of 32 heads, A of 32 heads]; in the end dq [32 heads][dims]
+  float weights[kParts * kPartHeads];
+  float partial[2][kParts][kKeys];  // scores of even and odd tiles over a part's heads
+  float dweights[kParts][4][kPartHeads];  // of warps
+  float sums[2][kParts * 4];  // of warps
+  uint64_t full[kStages], empty[kStages];
+  float scores[];  // [k, up to a multiple of kKeys]; behind the walk G
+};
+template <int kParts>
+size_t shared_bytes(int k) { return sizeof(Shared<kParts>) + static_cast<size_t>((k + kKeys - 1) / kKeys * kKeys) * sizeof(float); }
+
+enum Barrier { kAll = 1, kPart };  // kPart: one for each part
+
+template <int kParts>
+__device__ void produce(Shared<kParts>& s, const IndexLossArguments& a, int64_t t, int count, int thread) {
+  const int tiles = (count + kKeys - 1) / kKeys, lane = thread % 32, first_row = thread / 32 * 16, piece = lane % 16;
+  const int32_t* indices = a.indices + t * a.k;
+  const char* keys = reinterpret_cast<const char*>(a.keys + piece * 8);
+  const uint32_t stride = static_cast<uint32_t>(a.keys_stride * sizeof(bf16));
+  const auto id_of = [&](int tile) {
+    const int slot = tile * kKeys + first_row + piece;
+    return slot < count ? __ldg(indices + slot) : 0;
+  };
+  const auto publish = [&](int tile) {
+    fence_to_async();
+    barrier_arrive(&s.full[tile % kStages]);
+  };
+  int32_t next = id_of(0);
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int stage = tile % kStages;
+    const int32_t own = next;
+    next = id_of(tile + 1);
+    if (tile >= kStages) barrier_wait(&s.empty[stage], (tile / kStages - 1) & 1);
+#pragma unroll
+    for (int r = 0; r < 8; ++r) {
+      const int row = 2 * r + lane / 16;
+      const uint32_t id = static_cast<uint32_t>(__shfl_sync(~0u, own, row));
+      copy16(shared_address(s.keys[stage][piece / 8]) + tile_offset(first_row + row, piece % 8), keys + static_cast<uint64_t>(id) * stride, tile * kKeys + first_row + row < count);
+    }
+    copies_commit();
+    if (tile < kAhead) continue;
+    copies_wait<kAhead>();
+    publish(tile - kAhead);
+  }
+  copies_done();
+  for (int tile = max(0, tiles - kAhead); tile < tiles; ++tile) publish(tile);
+}
+
+// Sum over the consumers, the same in all; `sums` is not in use elsewhere until the next barrier of all.
+template <int kParts>
+__device__ __forceinline__ float over_consumers(float x, float (&sums)[kParts * 4], int thread) {
+  x = warp_sum(x);
+  if (thread % 32 == 0) sums[thread / 32] = x;
+  named_sync(kAll, kParts * kGroup);
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kParts * 4; ++i) sum += sums[i];
+  return sum;
+}
+
+// A descriptor made anew where it is used: what is derived from it is not kept in registers over the whole walk, where there are too few.
+__device__ __forceinline__ uint64_t made_anew(uint64_t descriptor) {
+  asm volatile("" : "+l"(descriptor));
+  return descriptor;
+}
+
+// X of a tile for the heads of a part, on its way.
+template <int kParts>
+__device__ __forceinline__ void begin_products(Shared<kParts>& s, int stage, int part, float (&x)[16]) {
+  const uint64_t keys = made_anew(row_descriptor(shared_address(s.keys[stage]))), q = made_anew(row_descriptor(shared_address(s.q) + part * kPartHeads * 128));
+#pragma unroll
+  for (int kk = 0; kk < kDims / 16; ++kk)
+    wgmma_n32<0, 0>(x, keys + kk / 4 * (kTileBytes / 16) + kk % 4 * 2, q + kk / 4 * (sizeof(s.q[0]) / 16) + kk % 4 * 2, kk != 0);
+}
+
+__device__ __forceinline__ uint32_t twice(float x) {
+  const __nv_bfloat162 both = __float2bfloat162_rn(x);
+  return reinterpret_cast<const uint32_t&>(both);
+}
+
+// A mask of which of two products are above 0.
+__device__ __forceinline__ uint32_t positive(const float (&x)[2]) { return __hgt2_mask(__floats2bfloat162_rn(x[0], x[1]), __floats2bfloat162_rn(0.f, 0.f)); }
+
+// Where a consumer stands, read anew for each tile for the same reason.
+struct Place {
+  int thread, part, warp, lane, row, column;
+  __device__ __forceinline__ Place() {
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    thread -= kGroup, part = thread / kGroup, warp = thread / 32 % 4, lane = thread % 32, row = warp * 16 + lane / 4, column = lane % 4 * 2;
+  }
+};
+
+// What the walk knows of the softmax so far.
+struct Seen {
+  float top = -INFINITY, sum = 0, mass = 0, inverse = 0;  // of scores; of exp(score - top); of p; the estimate z
+};
+
+template <int kParts>
+__device__ void walk(Shared<kParts>& s, const IndexLossArguments& a, uint8_t* signs_of, int64_t t, int count) {
+  const int tiles = (count + kKeys - 1) / kKeys;
+  const float* head_sum = a.head_sum + t * a.k;
+  const auto await = [&](int tile) { barrier_wait(&s.full[tile % kStages], tile / kStages & 1); };
+  float teacher = 0;
+  for (int j = Place().thread; j < count; j += kParts * kGroup) teacher += head_sum[j];
+  teacher = over_consumers<kParts>(teacher, s.sums[0], Place().thread);
+  const float to_p = 1 / teacher;
+  Seen seen;
+  float x[16], sums[kBlocks][32] = {};  // columns: E, then A
+  float dw_student[8] = {}, dw[8] = {};  // of relu(X) instead of [X > 0] key, likewise
+  await(0);
+  pin(x);
+  wgmma_begin();
+  begin_products(s, 0, Place().part, x);
+  wgmma_commit();
+  wgmma_wait<0>();
+  pin(x);
+  for (int tile = 0; tile < tiles; ++tile) {
+    const auto [thread, part, warp, lane, row, column] = Place();
+    const float* weights = s.weights + part * kPartHeads + column;
+    unsigned char* coefficients = s.c[part];
+    // Every warp knows scores and p of the whole tile: a lane those of the keys `lane` and `lane + 32`.
+    float exponentials[2], masses[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int slot = tile * kKeys + lane + 32 * i;
+      masses[i] = slot < count ? __ldg(head_sum + slot) * to_p : 0.f;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int slot = tile * kKeys + row + 8 * half;
+      float score = 0;
+      uint32_t signs = 0;  // of first heads from bit 0 on, of second ones from bit 16 on
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float (&pair)[2] = reinterpret_cast<float (&)[2]>(x[4 * j + 2 * half]);
+        signs |= positive(pair) & 0x00010001u << j;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          pair[e] = fmaxf(pair[e], 0.f);
+          score = fmaf(pair[e], weights[8 * j + e], score);
+        }
+      }
+      if (slot < count) signs_of[(slot * kParts + part) * 4 + lane % 4] = static_cast<uint8_t>(signs | signs >> 12);
+      score += __shfl_xor_sync(~0u, score, 1);
+      score += __shfl_xor_sync(~0u, score, 2);
+      if (lane % 4 == 0) s.partial[tile & 1][part][row + 8 * half] = score;
+    }
+    named_sync(kAll, kParts * kGroup);
+    float top = seen.top;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int key = lane + 32 * i;
+      float score = 0;
+#pragma unroll
+      for (int n = 0; n < kParts; ++n) score += s.partial[tile & 1][n][key];
+      if (tile * kKeys + key >= count) score = -INFINITY;
+      if (thread < 32) s.scores[tile * kKeys + key] = score;
+      exponentials[i] = score;
+      top = fmaxf(top, score);
+    }
+    top = warp_max(top);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) exponentials[i] = __expf(exponentials[i] - top);
+    const float shrink = __expf(seen.top - top), sum = fmaf(seen.sum, shrink, warp_sum(exponentials[0] + exponentials[1]));
+    const float mass = seen.mass + warp_sum(masses[0] + masses[1]);
+    const bool last = tile + 1 == tiles;
+    float inverse = __fdividef(last ? 1.f : mass, sum);
+    const bool moves = last || !(fabsf(inverse * shrink - seen.inverse) <= 0.0625f * seen.inverse);  // else it may stay where it is
+    if (!moves && top == seen.top) inverse = seen.inverse;
+    const float more = inverse * shrink - seen.inverse;
+    const bool changes = moves || top != seen.top;
+    seen = {top, sum, mass, inverse};
+    if (changes)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) dw[i] = fmaf(more, dw_student[i], dw[i]), dw_student[i] *= shrink;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int key = row + 8 * half;
+      const float e = __shfl_sync(~0u, warp < 2 ? exponentials[0] : exponentials[1], key % 32), p = __shfl_sync(~0u, warp < 2 ? masses[0] : masses[1], key % 32);
+      const float both = e * inverse - p;
+      const uint32_t of_student = twice(e), of_both = twice(both);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          const float relu = x[4 * j + 2 * half + n];
+          dw_student[2 * j + n] = fmaf(e, relu, dw_student[2 * j + n]);
+          dw[2 * j + n] = fmaf(both, relu, dw[2 * j + n]);
+        }
+        const uint32_t mask = positive(reinterpret_cast<const float (&)[2]>(x[4 * j + 2 * half]));
+        *reinterpret_cast<uint32_t*>(coefficients + tile_offset(key, j) + lane % 4 * 4) = of_student & mask;
+        *reinterpret_cast<uint32_t*>(coefficients + tile_offset(key, j + 4) + lane % 4 * 4) = of_both & mask;
+      }
+    }
+    fence_to_async();
+    named_sync(kPart + part, kGroup);
+    if (changes)
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b)
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          sums[b][16 + i] = fmaf(more, sums[b][i], sums[b][16 + i]);
+          sums[b][i] *= shrink;
+        }
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) pin(sums[b]);
+    if (!last) await(tile + 1);
+    pin(x);
+    const uint64_t keys = made_anew(column_descriptor(shared_address(s.keys[tile % kStages]))), left = made_anew(column_descriptor(shared_address(coefficients)));
+    wgmma_begin();
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b)
+#pragma unroll
+      for (int kk = 0; kk < kKeys / 16; ++kk) wgmma_n64<1, 1>(sums[b], keys + b * (kTileBytes / 16) + kk * 128, left + kk * 128, 1);
+    begin_products(s, (last ? tile : tile + 1) % kStages, part, x);
+    wgmma_commit();
+    wgmma_wait<0>();
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) pin(sums[b]);
+    pin(x);
+    barrier_arrive(&s.empty[tile % kStages]);
+  }
+
+  named_sync(kAll, kParts * kGroup);  // all products are done, all scores written
+  const auto [thread, part, warp, lane, row, column] = Place();
+  unsigned char* coefficients = s.c[part];
+  // dq, through shared memory to whole lines.
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b)
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int head = i / 4 * 8 + column + i % 2, dim = b * 64 + row + i / 2 % 2 * 8;
+      reinterpret_cast<bf16*>(coefficients)[head * kDims + dim] = __float2bfloat16(a.grad_scale * s.weights[part * kPartHeads + head] * sums[b][16 + i]);
+    }
+  named_sync(kPart + part, kGroup);
+  uint4* dq = reinterpret_cast<uint4*>(a.dq + (t * kParts + part) * kPartHeads * kDims);
+  for (int i = thread % kGroup; i < kPartHeads * kDims / 8; i += kGroup) dq[i] = reinterpret_cast<const uint4*>(coefficients)[i];
+
+  const float lse = seen.top + logf(seen.sum);
+  float loss = 0;
+  for (int j = thread; j < count; j += kParts * kGroup) {
+    const float p = head_sum[j] / teacher, log_r = s.scores[j] - lse;
+    if (p > 0) loss += p * (logf(p) - log_r);
+    s.scores[j] = a.grad_scale * (expf(log_r) - p);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    for (int offset = 4; offset < 32; offset *= 2) dw[i] += __shfl_xor_sync(~0u, dw[i], offset);
+    if (lane < 4) s.dweights[part][warp][column + i / 2 * 8 + i % 2] = dw[i];
+  }
+  loss = over_consumers<kParts>(loss, s.sums[1], thread);
+  if (thread == 0) a.losses[t] = loss;
+  if (!a.dweights || thread >= kParts * kPartHeads) return;
+  const float (&of_warps)[4][kPartHeads] = s.dweights[thread / kPartHeads];
+  const int head = thread % kPartHeads;
+  a.dweights[t * kParts * kPartHeads + thread] = a.grad_scale * (of_warps[0][head] + of_warps[1][head] + (of_warps[2][head] + of_warps[3][head]));
+}
+
+// Two neighbouring heads' coefficients: G twice where bits j and 8 + j of `signs` are set. A byte's sign, repeated, is a mask.
+__device__ __forceinline__ uint32_t coefficients(uint32_t gradient_twice, uint32_t signs, int j) {
+  uint32_t mask;
+  asm("prmt.b32 %0, %1, 0, 0x9988;" : "=r"(mask) : "r"(signs << (7 - j)));
+  return gradient_twice & mask;
+}
+
+// What the walk left to dkeys; q is multiplied by the weights first.
+template <int kParts, bool kFixed>
+__device__ void add_rows(Shared<kParts>& s, const IndexLossArguments& a, const uint8_t* signs_of, int64_t t, int count, int thread) {
+  const int tiles = (count + kKeys - 1) / kKeys, part = thread / kGroup, lane = thread % 32, row = thread / 32 % 4 * 16 + lane / 4;
+  for (int i = thread; a.weights && i < kParts * kPartHeads * 16; i += kParts * kGroup) {
+    const int head = i / 16, piece = i % 16;
+    __nv_bfloat162* pairs = reinterpret_cast<__nv_bfloat162*>(s.q[piece / 8] + tile_offset(head, piece % 8));
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const float2 x = __bfloat1622float2(pairs[n]);
+      pairs[n] = __floats2bfloat162_rn(s.weights[head] * x.x, s.weights[head] * x.y);
+    }
+  }
+  fence_to_async();
+  named_sync(kAll, kParts * kGroup);
+  const int first_line = (lane >> 3) * 2;  // of the rows to which for_each_line_of_fours gives this lane's numbers: + 0, 1, 8, 9
+  for (int tile = part; tile < tiles; tile += kParts) {
+    const int32_t* ids = a.indices + t * a.k + tile * kKeys;
+    const int here = count - tile * kKeys, first_row = thread / 32 % 4 * 16;
+    uint32_t left[kParts * 2][4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int key = row + 8 * half;
+      const uint32_t gradient = twice(key < here ? s.scores[tile * kKeys + key] : 0.f);
+#pragma unroll
+      for (int n = 0; n < kParts; ++n) {
+        const uint32_t byte = key < here ? signs_of[((tile * kKeys + key) * kParts + n) * 4 + lane % 4] : 0, signs = (byte & 0xf) | (byte & 0xf0) << 4;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) left[2 * n + j / 2][j % 2 * 2 + half] = coefficients(gradient, signs, j);
+      }
+    }
+    float d[kBlocks][32];
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) pin(d[b]);
+    wgmma_begin();
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int kk = 0; kk < kParts * 2; ++kk) wgmma_n64_registers<1>(d[b], left[kk], column_descriptor(shared_address(s.q[b])) + kk * 128, kk != 0);
+      wgmma_commit();
+    }
+    int32_t rows[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = first_row + first_line + i % 2 + i / 2 * 8;
+      rows[i] = key < here ? __ldg(ids + key) : -1;
+    }
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      if (b + 1 < kBlocks) wgmma_wait<1>();
+      else wgmma_wait<0>();
+      pin(d[b]);
+      if constexpr (kFixed) {
+        const float unit = __ldg(&a.unit->scale);
+        for_each_line(d[b], lane, [&](int r, int column, float x) {
+          if (first_row + r < here) add_fixed(a.sums + static_cast<int64_t>(__ldg(ids + first_row + r)) * kDims + b * 64 + column, x, unit);
+        });
+      } else {
+        for_each_line_of_fours(d[b], lane, [&](int r, int column, float x, float y, float z, float w) {
+          const int32_t id = rows[(r - first_line) % 2 + (r - first_line) / 8 * 2];
+          if (id >= 0) add_four(a.dkeys + id * a.dkeys_stride + b * 64 + column, x, y, z, w);
+        });
+      }
+    }
   }
 }
 
-// Queries of a launch. Where dkeys is large every launch brings it into the L2 cache once, so there are fewer.
-int64_t queries_at_a_time(int64_t queries, int segments) { return std::min<int64_t>(queries, segments <= 2 ? 1024 : 4096); }
+template <int kParts>
+constexpr int kBlocksOfSm = kParts == 1 ? 3 : 1;
 
-// Sums of dkeys of a segment, 16 MiB, stay in the L2 cache; a segment has at least 64 selected keys of a query.
-int key_segments(int64_t rows, int64_t k, bool fixed) {
-  const int64_t bytes = rows * kDims * (fixed ? 8 : 4), most = std::max<int64_t>(1, k / 64);
-  return static_cast<int>(std::min(most, (bytes + (int64_t{1} << 24) - 1) >> 24));
+template <int kParts, bool kFixed>
+__global__ void __launch_bounds__((kParts + 1) * kGroup, kBlocksOfSm<kParts>) one_query(const IndexLossArguments a, uint8_t* all_signs, int64_t first) {
+  extern __shared__ unsigned char raw[];
+  Shared<kParts>& s = *reinterpret_cast<Shared<kParts>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
+  constexpr int kThreads = (kParts + 1) * kGroup, kHeads = kParts * kPartHeads;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t t = first + blockIdx.x;
+  const int count = a.counts[t];
+  if (count == 0) {
+    for (int i = thread; i < kHeads * kDims; i += kThreads) a.dq[t * kHeads * kDims + i] = __float2bfloat16(0.f);
+    if (a.dweights && thread < kHeads) a.dweights[t * kHeads + thread] = 0;
+    if (thread == 0) a.losses[t] = 0;
+    return;
+  }
+  for (int i = thread; i < kHeads * 16; i += kThreads)
+    copy16(shared_address(s.q[i % 16 / 8]) + tile_offset(i / 16, i % 8), a.q + (t * kHeads + i / 16) * kDims + i % 16 * 8, true);
+  if (thread < kHeads) s.weights[thread] = a.weights ? a.weights[t * kHeads + thread] : 1.f;
+  if (thread == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      barrier_init(&s.full[i], kGroup);
+      barrier_init(&s.empty[i], kParts * kGroup);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;");
+  }
+  copies_done();
+  fence_to_async();
+  __syncthreads();
+  if (thread < kGroup) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+    produce(s, a, t, count, thread);
+  } else {
+    if constexpr (kParts == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 128;");
+    else asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+    uint8_t* signs = all_signs + static_cast<int64_t>(blockIdx.x) * a.k * kParts * 4;
+    walk(s, a, signs, t, count);
+    add_rows<kParts, kFixed>(s, a, signs, t, count, thread - kGroup);
+  }
 }
 
-template <int kHeads, bool kFixed>
-void launch(const IndexLossArguments& a, int64_t queries, int64_t rows, Workspace workspace, cudaStream_t stream) {
-  constexpr int kQueries = UnitedShared<kHeads>::kQueries;
-  const size_t shared = std::max(walk_shared_bytes<kHeads / 32>(a.k), sizeof(UnitedShared<kHeads>)) + 1024;
-  const auto kernel = two_halves<kHeads, kFixed>;
+constexpr int64_t kQueriesAtATime = 8192;  // whose signs are held
+
+template <int kParts, bool kFixed>
+void launch(const IndexLossArguments& a, int64_t queries, Workspace workspace, cudaStream_t stream) {
+  const size_t shared = shared_bytes<kParts>(a.k) + 1024;
+  const auto kernel = one_query<kParts, kFixed>;
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
   HYSCALE_CHECK(status == cudaSuccess, "index loss needs ", shared, " bytes of shared memory: ", cudaGetErrorString(status));
-  const int segments = key_segments(rows, a.k, kFixed);
-  const int64_t at_a_time = queries_at_a_time(queries, segments);
-  Queries walked{}, added{};
-  const auto take = [&] { return Queries{0, 0, workspace.take<float>(at_a_time * a.k), workspace.take<uint8_t>(at_a_time * a.k * kHeads / 8)}; };
-  walked = take(), added = take();
-  for (int64_t first = 0; first < queries + at_a_time; first += at_a_time) {
-    walked.first = std::min(first, queries), walked.last = std::min(first + at_a_time, queries);
-    const int64_t groups = (std::max(walked.last - walked.first, added.last - added.first) + kQueries - 1) / kQueries;
-    if (groups > 0) kernel<<<static_cast<unsigned>(groups * (kQueries + segments)), (kHeads / 32 + 1) * kGroup, shared, stream>>>(a, walked, added, segments);
-    std::swap(walked, added);
-  }
+  uint8_t* signs = workspace.take<uint8_t>(std::min(queries, kQueriesAtATime) * a.k * kParts * 4);
+  for (int64_t first = 0; first < queries; first += kQueriesAtATime)
+    kernel<<<static_cast<unsigned>(std::min(queries - first, kQueriesAtATime)), (kParts + 1) * kGroup, shared, stream>>>(a, signs, first);
 }
 
 }  // namespace
 
 size_t index_loss_hopper_workspace_bytes(const IndexLoss& l) {
-  const int64_t k = l.selection.indices.size(1), queries = queries_at_a_time(l.q.size(0), key_segments(l.keys.size(0), k, l.deterministic));
-  const size_t pairs = static_cast<size_t>(queries * k);
-  return 2 * (aligned_bytes(pairs * sizeof(float)) + aligned_bytes(pairs * static_cast<size_t>(l.q.size(1)) / 8));
+  return aligned_bytes(static_cast<size_t>(std::min(l.q.size(0), kQueriesAtATime) * l.selection.indices.size(1) * l.q.size(1) / 8));
 }
 
-void index_loss_hopper(const IndexLossArguments& a, int64_t queries, int64_t rows, const Workspace& workspace, cudaStream_t stream) {
-  if (a.heads == 32) (a.sums ? launch<32, true> : launch<32, false>)(a, queries, rows, workspace, stream);
-  else (a.sums ? launch<64, true> : launch<64, false>)(a, queries, rows, workspace, stream);
+void index_loss_hopper(const IndexLossArguments& a, int64_t queries, const Workspace& workspace, cudaStream_t stream) {
+  if (a.heads == 32) (a.sums ? launch<1, true> : launch<1, false>)(a, queries, workspace, stream);
+  else (a.sums ? launch<2, true> : launch<2, false>)(a, queries, workspace, stream);
 }
 
 }  // namespace hyscale
