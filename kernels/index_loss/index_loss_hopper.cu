@@ -343,6 +343,9 @@ __device__ void add_rows(Shared<kParts>& s, const IndexLossArguments& a, const u
       if (b + 1 < kBlocks) wgmma_wait<1>();
       else wgmma_wait<0>();
       pin(d[b]);
+      if (b + 1 == kBlocks)  // until here the products read them
+#pragma unroll
+        for (int kk = 0; kk < kParts * 2; ++kk) asm volatile("" ::"r"(left[kk][0]), "r"(left[kk][1]), "r"(left[kk][2]), "r"(left[kk][3]));
       if constexpr (kFixed) {
         const float unit = __ldg(&a.unit->scale);
         for_each_line(d[b], lane, [&](int r, int column, float x) {
