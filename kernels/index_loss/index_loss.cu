@@ -115,7 +115,7 @@ __global__ void choose_unit(const float* maxima, float grad_scale, int heads, bo
 size_t index_loss_cuda_workspace_bytes(const IndexLoss& l) {
   size_t bytes = aligned_bytes(static_cast<size_t>(l.q.size(0)) * sizeof(double));
   if (l.deterministic) bytes += 512 + aligned_bytes(static_cast<size_t>(l.keys.elements()) * 8);
-  if (index_loss_fits_hopper(l)) bytes += index_loss_hopper_workspace_bytes(l);
+  if (index_loss_fits_hopper(l) && l.deterministic) bytes += index_loss_two_halves_workspace_bytes(l);
   return bytes;
 }
 
@@ -143,7 +143,8 @@ static void index_loss_of(const IndexLoss& l) {
   }
   bool done = false;
   if constexpr (std::is_same_v<T, bf16>) {
-    if (index_loss_fits_hopper(l)) index_loss_hopper(a, queries, workspace, stream), done = true;
+    if (index_loss_fits_hopper(l) && l.deterministic) index_loss_two_halves(a, queries, rows, workspace, stream), done = true;
+    else if (index_loss_fits_hopper(l)) index_loss_hopper(a, queries, stream), done = true;
     else if (index_loss_fits_few_heads(l)) index_loss_few_heads(a, queries, stream), done = true;
   }
   if (!done) {

@@ -31,8 +31,9 @@ size_t index_loss_cuda_workspace_bytes(const IndexLoss&);
 inline bool index_loss_rows_fit(const IndexLoss& l) { return l.q.dtype() == DType::bf16 && l.q.size(2) == 128 && l.keys.stride(0) % 8 == 0 && l.dkeys.stride(0) % 4 == 0; }
 inline bool index_loss_fits_hopper(const IndexLoss& l) { return (l.q.size(1) == 32 || l.q.size(1) == 64) && index_loss_rows_fit(l); }
 inline bool index_loss_fits_few_heads(const IndexLoss& l) { return l.q.size(1) <= 8 && index_loss_rows_fit(l); }
-void index_loss_hopper(const IndexLossArguments&, int64_t queries, const Workspace&, cudaStream_t);
-size_t index_loss_hopper_workspace_bytes(const IndexLoss&);
+void index_loss_hopper(const IndexLossArguments&, int64_t queries, cudaStream_t);
+void index_loss_two_halves(const IndexLossArguments&, int64_t queries, int64_t rows, const Workspace&, cudaStream_t);  // deterministic
+size_t index_loss_two_halves_workspace_bytes(const IndexLoss&);
 void index_loss_few_heads(const IndexLossArguments&, int64_t queries, cudaStream_t);
 
 }  // namespace hyscale

@@ -1,16 +1,9 @@
-// Index loss on Hopper: one block per query. Loss, dq and dweights come of one walk over the selected keys, 64 at a time: a producer
-// warpgroup gathers rows, a consumer warpgroup for every 32 heads multiplies. With X = K Q^T (keys are M, heads are N):
-//   score[j] = sum_h w[h] relu(X[j, h]), r[j] = exp(score[j] - top) / Z, p[j] = head_sum[j] / teacher
-//   dq[h] = grad_scale w[h] sum_j (r[j] - p[j]) [X[j, h] > 0] key[j]
-//   dw[h] = grad_scale sum_j (r[j] - p[j]) relu(X[j, h])
-// Z is known behind the last key only. The walk keeps, of what it has seen, an estimate z of 1 / Z and the sums
-//   E[h] = sum_j exp(score[j] - top) [X > 0] key[j]   and   A[h] = sum_j (z exp(score[j] - top) - p[j]) [X > 0] key[j];
-// where z changes, A changes by E times that. So the products round differences of r and p, not r and p, to bf16. z is the
-// teacher's mass over the student's exponentials: the better the student, the less A changes and the smaller are its differences.
-// dkeys(row j) += sum_h G[j] [X[j, h] > 0] w[h] q[h], with G[j] = grad_scale (r[j] - p[j]), follows without the keys: the walk leaves
-// scores and the signs of X, of which the left side of that product is made in registers. While some blocks walk, bound by
-// the latency of what they do, others add to dkeys, bound by reductions into the L2 cache.
-#include "kernels/common/cuda.cuh"
+// Index loss on Hopper: one block per query, 64 selected keys at a time. A producer warpgroup gathers key rows; the other
+// goes over them twice. With X = K Q^T (keys are M, heads are N):
+//   first   score[j] = sum_h w[h] relu(X[j, h]); behind the last key the scores become G = grad_scale (r - p)
+//   second  X again, C[j, h] = G[j] w[h] [X > 0] in bf16, dq += C^T K, dkeys(row j) = C Q, dw[h] += G[j] relu(X[j, h])
+// dq stays in registers; rows of dkeys are summed over heads before they leave the chip. Products are issued ahead of what is
+// done with the previous ones: their latency is most of the time.
 #include "kernels/common/hopper.cuh"
 #include "kernels/common/op.h"
 #include "kernels/index_loss/index_loss_cuda.h"
@@ -19,358 +12,237 @@ namespace hyscale {
 namespace {
 
 using namespace hopper;
-constexpr int kGroup = 128, kDims = 128, kBlocks = kDims / 64;
-constexpr int kKeys = 64, kPartHeads = 32, kStages = 3, kAhead = kStages - 2;
+using bf16 = __nv_bfloat16;
+constexpr int kGroup = 128, kThreads = 2 * kGroup, kKeys = 64, kDims = 128, kBlocks = kDims / 64, kStages = 4, kAhead = kStages - 2;
 
-template <int kParts>
+template <int kHeads>
 struct Shared {
-  alignas(1024) unsigned char q[kBlocks][kParts * kPartHeads * 128];
+  alignas(1024) unsigned char q[kBlocks][kHeads * 128];
   alignas(1024) unsigned char keys[kStages][kBlocks][kTileBytes];
-  alignas(1024) unsigned char c[kParts][kTileBytes];  // [keys][E of 32 heads, A of 32 heads]; in the end dq [32 heads][dims]
-  float weights[kParts * kPartHeads];
-  float partial[2][kParts][kKeys];  // scores of even and odd tiles over a part's heads
-  float dweights[kParts][4][kPartHeads];  // of warps
-  float sums[2][kParts * 4];  // of warps
+  alignas(1024) unsigned char c[2][kTileBytes];  // [keys][heads] of even and odd tiles, the second half zero for 32 heads
+  float weights[kHeads];
+  float dweights[4][kHeads];  // of each warp
+  float parts[3][4];          // of sums over the block
   uint64_t full[kStages], empty[kStages];
-  float scores[];  // [k, up to a multiple of kKeys]; behind the walk G
+  float scores[];  // [k, up to a multiple of kKeys]; behind them as many ids, -1 beyond the count
 };
-template <int kParts>
-size_t shared_bytes(int k) { return sizeof(Shared<kParts>) + static_cast<size_t>((k + kKeys - 1) / kKeys * kKeys) * sizeof(float); }
+__host__ __device__ inline int padded(int k) { return (k + kKeys - 1) / kKeys * kKeys; }
 
-enum Barrier { kAll = 1, kPart };  // kPart: one for each part
-
-template <int kParts>
-__device__ void produce(Shared<kParts>& s, const IndexLossArguments& a, int64_t t, int count, int thread) {
-  const int tiles = (count + kKeys - 1) / kKeys, lane = thread % 32, first_row = thread / 32 * 16, piece = lane % 16;
-  const int32_t* indices = a.indices + t * a.k;
-  const char* keys = reinterpret_cast<const char*>(a.keys + piece * 8);
-  const uint32_t stride = static_cast<uint32_t>(a.keys_stride * sizeof(bf16));
-  const auto id_of = [&](int tile) {
-    const int slot = tile * kKeys + first_row + piece;
-    return slot < count ? __ldg(indices + slot) : 0;
-  };
-  const auto publish = [&](int tile) {
+template <int kHeads>
+__device__ void produce(Shared<kHeads>& s, const IndexLossArguments& a, const int32_t* ids, int count, int thread) {
+  const int tiles = (count + kKeys - 1) / kKeys, piece = thread % 16, first_row = thread / 16;
+  const auto publish = [&](int turn) {
     fence_to_async();
-    barrier_arrive(&s.full[tile % kStages]);
+    barrier_arrive(&s.full[turn % kStages]);
   };
-  int32_t next = id_of(0);
-  for (int tile = 0; tile < tiles; ++tile) {
-    const int stage = tile % kStages;
-    const int32_t own = next;
-    next = id_of(tile + 1);
-    if (tile >= kStages) barrier_wait(&s.empty[stage], (tile / kStages - 1) & 1);
+  for (int turn = 0; turn < 2 * tiles; ++turn) {
+    const int stage = turn % kStages, first = turn % tiles * kKeys;
+    if (turn >= kStages) barrier_wait(&s.empty[stage], (turn / kStages - 1) & 1);
 #pragma unroll
     for (int r = 0; r < 8; ++r) {
-      const int row = 2 * r + lane / 16;
-      const uint32_t id = static_cast<uint32_t>(__shfl_sync(~0u, own, row));
-      copy16(shared_address(s.keys[stage][piece / 8]) + tile_offset(first_row + row, piece % 8), keys + static_cast<uint64_t>(id) * stride, tile * kKeys + first_row + row < count);
+      const int row = first_row + 8 * r;
+      const int32_t id = ids[first + row];
+      copy16(shared_address(s.keys[stage][piece / 8]) + tile_offset(row, piece % 8), a.keys + max(id, 0) * a.keys_stride + piece * 8, id >= 0);
     }
-    copies_commit();
-    if (tile < kAhead) continue;
-    copies_wait<kAhead>();
-    publish(tile - kAhead);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    if (turn < kAhead) continue;
+    asm volatile("cp.async.wait_group %0;" ::"n"(kAhead) : "memory");
+    publish(turn - kAhead);
   }
   copies_done();
-  for (int tile = max(0, tiles - kAhead); tile < tiles; ++tile) publish(tile);
+  for (int turn = max(0, 2 * tiles - kAhead); turn < 2 * tiles; ++turn) publish(turn);
 }
 
-// Sum over the consumers, the same in all; `sums` is not in use elsewhere until the next barrier of all.
-template <int kParts>
-__device__ __forceinline__ float over_consumers(float x, float (&sums)[kParts * 4], int thread) {
-  x = warp_sum(x);
-  if (thread % 32 == 0) sums[thread / 32] = x;
-  named_sync(kAll, kParts * kGroup);
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < kParts * 4; ++i) sum += sums[i];
-  return sum;
-}
-
-// A descriptor made anew where it is used: what is derived from it is not kept in registers over the whole walk, where there are too few.
-__device__ __forceinline__ uint64_t made_anew(uint64_t descriptor) {
-  asm volatile("" : "+l"(descriptor));
-  return descriptor;
-}
-
-// X of a tile for the heads of a part, on its way.
-template <int kParts>
-__device__ __forceinline__ void begin_products(Shared<kParts>& s, int stage, int part, float (&x)[16]) {
-  const uint64_t keys = made_anew(row_descriptor(shared_address(s.keys[stage]))), q = made_anew(row_descriptor(shared_address(s.q) + part * kPartHeads * 128));
-#pragma unroll
-  for (int kk = 0; kk < kDims / 16; ++kk)
-    wgmma_n32<0, 0>(x, keys + kk / 4 * (kTileBytes / 16) + kk % 4 * 2, q + kk / 4 * (sizeof(s.q[0]) / 16) + kk % 4 * 2, kk != 0);
-}
-
-__device__ __forceinline__ uint32_t twice(float x) {
-  const __nv_bfloat162 both = __float2bfloat162_rn(x);
-  return reinterpret_cast<const uint32_t&>(both);
-}
-
-// A mask of which of two products are above 0.
-__device__ __forceinline__ uint32_t positive(const float (&x)[2]) { return __hgt2_mask(__floats2bfloat162_rn(x[0], x[1]), __floats2bfloat162_rn(0.f, 0.f)); }
-
-// Where a consumer stands, read anew for each tile for the same reason.
-struct Place {
-  int thread, part, warp, lane, row, column;
-  __device__ __forceinline__ Place() {
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    thread -= kGroup, part = thread / kGroup, warp = thread / 32 % 4, lane = thread % 32, row = warp * 16 + lane / 4, column = lane % 4 * 2;
+// Sum (or maximum) of the 128 scoring threads' numbers, the same in all.
+template <bool kMax = false>
+__device__ __forceinline__ float group_sum(float x, float (&parts)[4], int thread) {
+  for (int offset = 16; offset; offset /= 2) {
+    const float other = __shfl_xor_sync(~0u, x, offset);
+    x = kMax ? fmaxf(x, other) : x + other;
   }
-};
+  if (thread % 32 == 0) parts[thread / 32] = x;
+  named_sync(1, kGroup);
+  const float all = kMax ? fmaxf(fmaxf(parts[0], parts[1]), fmaxf(parts[2], parts[3])) : parts[0] + parts[1] + (parts[2] + parts[3]);
+  named_sync(1, kGroup);
+  return all;
+}
 
-// What the walk knows of the softmax so far.
-struct Seen {
-  float top = -INFINITY, sum = 0, mass = 0, inverse = 0;  // of scores; of exp(score - top); of p; the estimate z
-};
-
-template <int kParts>
-__device__ void walk(Shared<kParts>& s, const IndexLossArguments& a, uint8_t* signs_of, int64_t t, int count) {
-  const int tiles = (count + kKeys - 1) / kKeys;
-  const float* head_sum = a.head_sum + t * a.k;
-  const auto await = [&](int tile) { barrier_wait(&s.full[tile % kStages], tile / kStages & 1); };
-  float teacher = 0;
-  for (int j = Place().thread; j < count; j += kParts * kGroup) teacher += head_sum[j];
-  teacher = over_consumers<kParts>(teacher, s.sums[0], Place().thread);
-  const float to_p = 1 / teacher;
-  Seen seen;
-  float x[16], sums[kBlocks][32] = {};  // columns: E, then A
-  float dw_student[8] = {}, dw[8] = {};  // of relu(X) instead of [X > 0] key, likewise
-  await(0);
+// X of a stage, on its way.
+template <int kHeads>
+__device__ __forceinline__ void begin_products(Shared<kHeads>& s, int stage, float (&x)[kHeads / 2]) {
   pin(x);
   wgmma_begin();
-  begin_products(s, 0, Place().part, x);
-  wgmma_commit();
-  wgmma_wait<0>();
-  pin(x);
-  for (int tile = 0; tile < tiles; ++tile) {
-    const auto [thread, part, warp, lane, row, column] = Place();
-    const float* weights = s.weights + part * kPartHeads + column;
-    unsigned char* coefficients = s.c[part];
-    // Every warp knows scores and p of the whole tile: a lane those of the keys `lane` and `lane + 32`.
-    float exponentials[2], masses[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int slot = tile * kKeys + lane + 32 * i;
-      masses[i] = slot < count ? __ldg(head_sum + slot) * to_p : 0.f;
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int slot = tile * kKeys + row + 8 * half;
-      float score = 0;
-      uint32_t signs = 0;  // of first heads from bit 0 on, of second ones from bit 16 on
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        float (&pair)[2] = reinterpret_cast<float (&)[2]>(x[4 * j + 2 * half]);
-        signs |= positive(pair) & 0x00010001u << j;
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          pair[e] = fmaxf(pair[e], 0.f);
-          score = fmaf(pair[e], weights[8 * j + e], score);
-        }
-      }
-      if (slot < count) signs_of[(slot * kParts + part) * 4 + lane % 4] = static_cast<uint8_t>(signs | signs >> 12);
-      score += __shfl_xor_sync(~0u, score, 1);
-      score += __shfl_xor_sync(~0u, score, 2);
-      if (lane % 4 == 0) s.partial[tile & 1][part][row + 8 * half] = score;
-    }
-    named_sync(kAll, kParts * kGroup);
-    float top = seen.top;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int key = lane + 32 * i;
-      float score = 0;
-#pragma unroll
-      for (int n = 0; n < kParts; ++n) score += s.partial[tile & 1][n][key];
-      if (tile * kKeys + key >= count) score = -INFINITY;
-      if (thread < 32) s.scores[tile * kKeys + key] = score;
-      exponentials[i] = score;
-      top = fmaxf(top, score);
-    }
-    top = warp_max(top);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) exponentials[i] = __expf(exponentials[i] - top);
-    const float shrink = __expf(seen.top - top), sum = fmaf(seen.sum, shrink, warp_sum(exponentials[0] + exponentials[1]));
-    const float mass = seen.mass + warp_sum(masses[0] + masses[1]);
-    const bool last = tile + 1 == tiles;
-    float inverse = __fdividef(last ? 1.f : mass, sum);
-    const bool moves = last || !(fabsf(inverse * shrink - seen.inverse) <= 0.0625f * seen.inverse);  // else it may stay where it is
-    if (!moves && top == seen.top) inverse = seen.inverse;
-    const float more = inverse * shrink - seen.inverse;
-    const bool changes = moves || top != seen.top;
-    seen = {top, sum, mass, inverse};
-    if (changes)
-#pragma unroll
-      for (int i = 0; i < 8; ++i) dw[i] = fmaf(more, dw_student[i], dw[i]), dw_student[i] *= shrink;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int key = row + 8 * half;
-      const float e = __shfl_sync(~0u, warp < 2 ? exponentials[0] : exponentials[1], key % 32), p = __shfl_sync(~0u, warp < 2 ? masses[0] : masses[1], key % 32);
-      const float both = e * inverse - p;
-      const uint32_t of_student = twice(e), of_both = twice(both);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          const float relu = x[4 * j + 2 * half + n];
-          dw_student[2 * j + n] = fmaf(e, relu, dw_student[2 * j + n]);
-          dw[2 * j + n] = fmaf(both, relu, dw[2 * j + n]);
-        }
-        const uint32_t mask = positive(reinterpret_cast<const float (&)[2]>(x[4 * j + 2 * half]));
-        *reinterpret_cast<uint32_t*>(coefficients + tile_offset(key, j) + lane % 4 * 4) = of_student & mask;
-        *reinterpret_cast<uint32_t*>(coefficients + tile_offset(key, j + 4) + lane % 4 * 4) = of_both & mask;
-      }
-    }
-    fence_to_async();
-    named_sync(kPart + part, kGroup);
-    if (changes)
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b)
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          sums[b][16 + i] = fmaf(more, sums[b][i], sums[b][16 + i]);
-          sums[b][i] *= shrink;
-        }
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) pin(sums[b]);
-    if (!last) await(tile + 1);
-    pin(x);
-    const uint64_t keys = made_anew(column_descriptor(shared_address(s.keys[tile % kStages]))), left = made_anew(column_descriptor(shared_address(coefficients)));
-    wgmma_begin();
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b)
-#pragma unroll
-      for (int kk = 0; kk < kKeys / 16; ++kk) wgmma_n64<1, 1>(sums[b], keys + b * (kTileBytes / 16) + kk * 128, left + kk * 128, 1);
-    begin_products(s, (last ? tile : tile + 1) % kStages, part, x);
-    wgmma_commit();
-    wgmma_wait<0>();
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) pin(sums[b]);
-    pin(x);
-    barrier_arrive(&s.empty[tile % kStages]);
+  for (int kk = 0; kk < kDims / 16; ++kk) {
+    const uint64_t keys = row_descriptor(shared_address(s.keys[stage][kk / 4])) + kk % 4 * 2, q = row_descriptor(shared_address(s.q[kk / 4])) + kk % 4 * 2;
+    if constexpr (kHeads == 32) wgmma_n32<0, 0>(x, keys, q, kk != 0);
+    else wgmma_n64<0, 0>(x, keys, q, kk != 0);
   }
+  wgmma_commit();
+}
 
-  named_sync(kAll, kParts * kGroup);  // all products are done, all scores written
-  const auto [thread, part, warp, lane, row, column] = Place();
-  unsigned char* coefficients = s.c[part];
-  // dq, through shared memory to whole lines.
+// The scores of a tile.
+template <int kHeads>
+__device__ __forceinline__ void write_scores(Shared<kHeads>& s, int tile, const float (&x)[kHeads / 2], int thread) {
+  const int lane = thread % 32, row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
 #pragma unroll
-  for (int b = 0; b < kBlocks; ++b)
+  for (int half = 0; half < 2; ++half) {
+    float score = 0;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int head = i / 4 * 8 + column + i % 2, dim = b * 64 + row + i / 2 % 2 * 8;
-      reinterpret_cast<bf16*>(coefficients)[head * kDims + dim] = __float2bfloat16(a.grad_scale * s.weights[part * kPartHeads + head] * sums[b][16 + i]);
-    }
-  named_sync(kPart + part, kGroup);
-  uint4* dq = reinterpret_cast<uint4*>(a.dq + (t * kParts + part) * kPartHeads * kDims);
-  for (int i = thread % kGroup; i < kPartHeads * kDims / 8; i += kGroup) dq[i] = reinterpret_cast<const uint4*>(coefficients)[i];
+    for (int j = 0; j < kHeads / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) score = fmaf(fmaxf(x[4 * j + 2 * half + e], 0.f), s.weights[column + 8 * j + e], score);
+    score += __shfl_xor_sync(~0u, score, 1);
+    score += __shfl_xor_sync(~0u, score, 2);
+    if (lane % 4 == 0) s.scores[tile * kKeys + row + 8 * half] = score;
+  }
+}
 
-  const float lse = seen.top + logf(seen.sum);
-  float loss = 0;
-  for (int j = thread; j < count; j += kParts * kGroup) {
+// Scores become the gradient; returns KL(p || r).
+template <int kHeads>
+__device__ float divergence(Shared<kHeads>& s, const IndexLossArguments& a, const float* head_sum, int count, int thread) {
+  float teacher = 0, top = -INFINITY;
+  for (int j = thread; j < count; j += kGroup) teacher += head_sum[j], top = fmaxf(top, s.scores[j]);
+  teacher = group_sum(teacher, s.parts[0], thread);
+  top = group_sum<true>(top, s.parts[1], thread);
+  float student = 0, loss = 0;
+  for (int j = thread; j < count; j += kGroup) student += expf(s.scores[j] - top);
+  const float lse = top + logf(group_sum(student, s.parts[2], thread));
+  for (int j = thread; j < count; j += kGroup) {
     const float p = head_sum[j] / teacher, log_r = s.scores[j] - lse;
     if (p > 0) loss += p * (logf(p) - log_r);
     s.scores[j] = a.grad_scale * (expf(log_r) - p);
   }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    for (int offset = 4; offset < 32; offset *= 2) dw[i] += __shfl_xor_sync(~0u, dw[i], offset);
-    if (lane < 4) s.dweights[part][warp][column + i / 2 * 8 + i % 2] = dw[i];
+  return group_sum(loss, s.parts[0], thread);
+}
+
+__device__ __forceinline__ void reduce_block(const IndexLossArguments& a, float (&d)[32], const int32_t* ids, int block, int lane) {
+  for_each_line_of_fours(d, lane, [&](int row, int column, float x, float y, float z, float w) {
+    if (ids[row] >= 0) add_four(a.dkeys + ids[row] * a.dkeys_stride + block * 64 + column, x, y, z, w);
+  });
+}
+
+template <int kHeads>
+__device__ void consume(Shared<kHeads>& s, const IndexLossArguments& a, int count, int thread) {
+  const int64_t t = blockIdx.x;
+  const int tiles = (count + kKeys - 1) / kKeys, lane = thread % 32, warp = thread / 32, row = warp * 16 + lane / 4, column = lane % 4 * 2;
+  const int32_t* ids = reinterpret_cast<const int32_t*>(s.scores + padded(a.k));
+  const auto await = [&](int turn) { barrier_wait(&s.full[turn % kStages], turn / kStages & 1); };
+  for (int tile = 0; tile < tiles; tile += 2) {  // two at a time, scores under the products of the second
+    const bool two = tile + 1 < tiles;
+    float x[2][kHeads / 2];
+    await(tile);
+    if (two) await(tile + 1);
+    begin_products(s, tile % kStages, x[0]);
+    begin_products(s, (two ? tile + 1 : tile) % kStages, x[1]);
+    wgmma_wait<1>();
+    pin(x[0]);
+    write_scores(s, tile, x[0], thread);
+    wgmma_wait<0>();
+    pin(x[1]);
+    barrier_arrive(&s.empty[tile % kStages]);
+    if (!two) break;
+    barrier_arrive(&s.empty[(tile + 1) % kStages]);
+    write_scores(s, tile + 1, x[1], thread);
   }
-  loss = over_consumers<kParts>(loss, s.sums[1], thread);
+  named_sync(1, kGroup);
+  const float loss = divergence(s, a, a.head_sum + t * a.k, count, thread);
   if (thread == 0) a.losses[t] = loss;
-  if (!a.dweights || thread >= kParts * kPartHeads) return;
-  const float (&of_warps)[4][kPartHeads] = s.dweights[thread / kPartHeads];
-  const int head = thread % kPartHeads;
-  a.dweights[t * kParts * kPartHeads + thread] = a.grad_scale * (of_warps[0][head] + of_warps[1][head] + (of_warps[2][head] + of_warps[3][head]));
-}
+  for (int j = count + thread; j < tiles * kKeys; j += kGroup) s.scores[j] = 0;
+  named_sync(1, kGroup);
 
-// Two neighbouring heads' coefficients: G twice where bits j and 8 + j of `signs` are set. A byte's sign, repeated, is a mask.
-__device__ __forceinline__ uint32_t coefficients(uint32_t gradient_twice, uint32_t signs, int j) {
-  uint32_t mask;
-  asm("prmt.b32 %0, %1, 0, 0x9988;" : "=r"(mask) : "r"(signs << (7 - j)));
-  return gradient_twice & mask;
-}
-
-// What the walk left to dkeys; q is multiplied by the weights first.
-template <int kParts, bool kFixed>
-__device__ void add_rows(Shared<kParts>& s, const IndexLossArguments& a, const uint8_t* signs_of, int64_t t, int count, int thread) {
-  const int tiles = (count + kKeys - 1) / kKeys, part = thread / kGroup, lane = thread % 32, row = thread / 32 % 4 * 16 + lane / 4;
-  for (int i = thread; a.weights && i < kParts * kPartHeads * 16; i += kParts * kGroup) {
-    const int head = i / 16, piece = i % 16;
-    __nv_bfloat162* pairs = reinterpret_cast<__nv_bfloat162*>(s.q[piece / 8] + tile_offset(head, piece % 8));
+  float dq[kBlocks][32] = {}, dweights[kHeads / 4] = {};
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int turn = tiles + tile, stage = turn % kStages;
+    unsigned char* coefficients = s.c[tile & 1];
+    {
+      float x[kHeads / 2];
+      await(turn);
+      begin_products(s, stage, x);
+      wgmma_wait<0>();
+      pin(x);
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const float2 x = __bfloat1622float2(pairs[n]);
-      pairs[n] = __floats2bfloat162_rn(s.weights[head] * x.x, s.weights[head] * x.y);
-    }
-  }
-  fence_to_async();
-  named_sync(kAll, kParts * kGroup);
-  const int first_line = (lane >> 3) * 2;  // of the rows to which for_each_line_of_fours gives this lane's numbers: + 0, 1, 8, 9
-  for (int tile = part; tile < tiles; tile += kParts) {
-    const int32_t* ids = a.indices + t * a.k + tile * kKeys;
-    const int here = count - tile * kKeys, first_row = thread / 32 % 4 * 16;
-    uint32_t left[kParts * 2][4];
+      for (int half = 0; half < 2; ++half) {
+        const int key = row + 8 * half;
+        const float g = s.scores[tile * kKeys + key];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int key = row + 8 * half;
-      const uint32_t gradient = twice(key < here ? s.scores[tile * kKeys + key] : 0.f);
+        for (int j = 0; j < kHeads / 8; ++j) {
+          float c[2];
 #pragma unroll
-      for (int n = 0; n < kParts; ++n) {
-        const uint32_t byte = key < here ? signs_of[((tile * kKeys + key) * kParts + n) * 4 + lane % 4] : 0, signs = (byte & 0xf) | (byte & 0xf0) << 4;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) left[2 * n + j / 2][j % 2 * 2 + half] = coefficients(gradient, signs, j);
+          for (int e = 0; e < 2; ++e) {
+            const float product = x[4 * j + 2 * half + e];
+            c[e] = product > 0 ? g * s.weights[column + 8 * j + e] : 0.f;
+            dweights[2 * j + e] = fmaf(g, fmaxf(product, 0.f), dweights[2 * j + e]);
+          }
+          *reinterpret_cast<__nv_bfloat162*>(coefficients + tile_offset(key, j) + lane % 4 * 4) = __floats2bfloat162_rn(c[0], c[1]);
+        }
       }
     }
-    float d[kBlocks][32];
+    fence_to_async();
+    named_sync(1, kGroup);
+    constexpr int kAtOnce = kHeads == 32 ? 2 : 1;  // blocks of dkeys that the registers hold
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) pin(d[b]);
-    wgmma_begin();
+    for (int first = 0; first < kBlocks; first += kAtOnce) {
+      const bool last = first + kAtOnce == kBlocks;
+      float d[kAtOnce][32];
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
+      for (int i = 0; i < kAtOnce; ++i) pin(d[i]);
 #pragma unroll
-      for (int kk = 0; kk < kParts * 2; ++kk) wgmma_n64_registers<1>(d[b], left[kk], column_descriptor(shared_address(s.q[b])) + kk * 128, kk != 0);
+      for (int b = 0; last && b < kBlocks; ++b) pin(dq[b]);
+      wgmma_begin();
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+        for (int kk = 0; kk < kHeads / 16; ++kk)
+          wgmma_n64<0, 1>(d[i], row_descriptor(shared_address(coefficients)) + kk * 2, column_descriptor(shared_address(s.q[first + i])) + kk * 128, kk != 0);
+        wgmma_commit();
+      }
+#pragma unroll
+      for (int b = 0; last && b < kBlocks; ++b)
+#pragma unroll
+        for (int kk = 0; kk < kKeys / 16; ++kk)
+          wgmma_n64<1, 1>(dq[b], column_descriptor(shared_address(coefficients)) + kk * 128, column_descriptor(shared_address(s.keys[stage][b])) + kk * 128, 1);
       wgmma_commit();
-    }
-    int32_t rows[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int key = first_row + first_line + i % 2 + i / 2 * 8;
-      rows[i] = key < here ? __ldg(ids + key) : -1;
-    }
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      if (b + 1 < kBlocks) wgmma_wait<1>();
-      else wgmma_wait<0>();
-      pin(d[b]);
-      if (b + 1 == kBlocks)  // until here the products read them
-#pragma unroll
-        for (int kk = 0; kk < kParts * 2; ++kk) asm volatile("" ::"r"(left[kk][0]), "r"(left[kk][1]), "r"(left[kk][2]), "r"(left[kk][3]));
-      if constexpr (kFixed) {
-        const float unit = __ldg(&a.unit->scale);
-        for_each_line(d[b], lane, [&](int r, int column, float x) {
-          if (first_row + r < here) add_fixed(a.sums + static_cast<int64_t>(__ldg(ids + first_row + r)) * kDims + b * 64 + column, x, unit);
-        });
-      } else {
-        for_each_line_of_fours(d[b], lane, [&](int r, int column, float x, float y, float z, float w) {
-          const int32_t id = rows[(r - first_line) % 2 + (r - first_line) / 8 * 2];
-          if (id >= 0) add_four(a.dkeys + id * a.dkeys_stride + b * 64 + column, x, y, z, w);
-        });
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (kAtOnce - i == 2) wgmma_wait<2>();
+        else wgmma_wait<1>();
+        pin(d[i]);
+        reduce_block(a, d[i], ids + tile * kKeys + warp * 16, first + i, lane);
       }
     }
+    wgmma_wait<0>();
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) pin(dq[b]);
+    barrier_arrive(&s.empty[stage]);
   }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int head = row + 8 * half;
+    if (head >= kHeads) continue;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b)
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        *reinterpret_cast<__nv_bfloat162*>(a.dq + (t * kHeads + head) * kDims + b * 64 + 8 * j + column) =
+            __floats2bfloat162_rn(dq[b][4 * j + 2 * half], dq[b][4 * j + 2 * half + 1]);
+  }
+  if (!a.dweights) return;
+#pragma unroll
+  for (int i = 0; i < kHeads / 4; ++i) {
+    for (int offset = 4; offset < 32; offset *= 2) dweights[i] += __shfl_xor_sync(~0u, dweights[i], offset);
+    if (lane < 4) s.dweights[warp][column + 8 * (i / 2) + i % 2] = dweights[i];
+  }
+  named_sync(1, kGroup);
+  if (thread < kHeads) a.dweights[t * kHeads + thread] = s.dweights[0][thread] + s.dweights[1][thread] + (s.dweights[2][thread] + s.dweights[3][thread]);
 }
 
-template <int kParts>
-constexpr int kBlocksOfSm = kParts == 1 ? 3 : 1;
-
-template <int kParts, bool kFixed>
-__global__ void __launch_bounds__((kParts + 1) * kGroup, kBlocksOfSm<kParts>) one_query(const IndexLossArguments a, uint8_t* all_signs, int64_t first) {
+template <int kHeads>
+__global__ void __launch_bounds__(kThreads, 2) one_query(const IndexLossArguments a) {
   extern __shared__ unsigned char raw[];
-  Shared<kParts>& s = *reinterpret_cast<Shared<kParts>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
-  constexpr int kThreads = (kParts + 1) * kGroup, kHeads = kParts * kPartHeads;
+  Shared<kHeads>& s = *reinterpret_cast<Shared<kHeads>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
   const int thread = static_cast<int>(threadIdx.x);
-  const int64_t t = first + blockIdx.x;
+  const int64_t t = blockIdx.x;
   const int count = a.counts[t];
   if (count == 0) {
     for (int i = thread; i < kHeads * kDims; i += kThreads) a.dq[t * kHeads * kDims + i] = __float2bfloat16(0.f);
@@ -381,10 +253,13 @@ __global__ void __launch_bounds__((kParts + 1) * kGroup, kBlocksOfSm<kParts>) on
   for (int i = thread; i < kHeads * 16; i += kThreads)
     copy16(shared_address(s.q[i % 16 / 8]) + tile_offset(i / 16, i % 8), a.q + (t * kHeads + i / 16) * kDims + i % 16 * 8, true);
   if (thread < kHeads) s.weights[thread] = a.weights ? a.weights[t * kHeads + thread] : 1.f;
+  for (int i = thread; i < 2 * kTileBytes / 4; i += kThreads) reinterpret_cast<uint32_t*>(s.c)[i] = 0;
+  int32_t* ids = reinterpret_cast<int32_t*>(s.scores + padded(a.k));
+  for (int i = thread; i < padded(count); i += kThreads) ids[i] = i < count ? a.indices[t * a.k + i] : -1;
   if (thread == 0) {
     for (int i = 0; i < kStages; ++i) {
       barrier_init(&s.full[i], kGroup);
-      barrier_init(&s.empty[i], kParts * kGroup);
+      barrier_init(&s.empty[i], kGroup);
     }
     asm volatile("fence.mbarrier_init.release.cluster;");
   }
@@ -392,39 +267,26 @@ __global__ void __launch_bounds__((kParts + 1) * kGroup, kBlocksOfSm<kParts>) on
   fence_to_async();
   __syncthreads();
   if (thread < kGroup) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-    produce(s, a, t, count, thread);
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    produce(s, a, ids, count, thread);
   } else {
-    if constexpr (kParts == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 128;");
-    else asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
-    uint8_t* signs = all_signs + static_cast<int64_t>(blockIdx.x) * a.k * kParts * 4;
-    walk(s, a, signs, t, count);
-    add_rows<kParts, kFixed>(s, a, signs, t, count, thread - kGroup);
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+    consume<kHeads>(s, a, count, thread - kGroup);
   }
 }
 
-constexpr int64_t kQueriesAtATime = 8192;  // whose signs are held
-
-template <int kParts, bool kFixed>
-void launch(const IndexLossArguments& a, int64_t queries, Workspace workspace, cudaStream_t stream) {
-  const size_t shared = shared_bytes<kParts>(a.k) + 1024;
-  const auto kernel = one_query<kParts, kFixed>;
-  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+template <int kHeads>
+void launch(const IndexLossArguments& a, int64_t queries, cudaStream_t stream) {
+  const size_t shared = sizeof(Shared<kHeads>) + 1024 + static_cast<size_t>(padded(a.k)) * (sizeof(float) + sizeof(int32_t));
+  const cudaError_t status = cudaFuncSetAttribute(one_query<kHeads>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
   HYSCALE_CHECK(status == cudaSuccess, "index loss needs ", shared, " bytes of shared memory: ", cudaGetErrorString(status));
-  uint8_t* signs = workspace.take<uint8_t>(std::min(queries, kQueriesAtATime) * a.k * kParts * 4);
-  for (int64_t first = 0; first < queries; first += kQueriesAtATime)
-    kernel<<<static_cast<unsigned>(std::min(queries - first, kQueriesAtATime)), (kParts + 1) * kGroup, shared, stream>>>(a, signs, first);
+  one_query<kHeads><<<static_cast<unsigned>(queries), kThreads, shared, stream>>>(a);
 }
 
 }  // namespace
 
-size_t index_loss_hopper_workspace_bytes(const IndexLoss& l) {
-  return aligned_bytes(static_cast<size_t>(std::min(l.q.size(0), kQueriesAtATime) * l.selection.indices.size(1) * l.q.size(1) / 8));
-}
-
-void index_loss_hopper(const IndexLossArguments& a, int64_t queries, const Workspace& workspace, cudaStream_t stream) {
-  if (a.heads == 32) (a.sums ? launch<1, true> : launch<1, false>)(a, queries, workspace, stream);
-  else (a.sums ? launch<2, true> : launch<2, false>)(a, queries, workspace, stream);
+void index_loss_hopper(const IndexLossArguments& a, int64_t queries, cudaStream_t stream) {
+  (a.heads == 32 ? launch<32> : launch<64>)(a, queries, stream);
 }
 
 }  // namespace hyscale
