@@ -12,7 +12,7 @@
 #include <cooperative_groups.h>
 
 #include "kernels/block_attention/block_attention_cuda.h"
-#include "kernels/block_attention/united_blocks.h"
+#include "kernels/block_attention/key_readers.h"
 #include "kernels/common/cuda.cuh"
 #include "kernels/common/hopper.cuh"
 
@@ -53,6 +53,7 @@ struct Arguments {
   int groups, heads;    // heads of a group
   float scale;
   bool prefetch;  // rows of dk and dv into L2 ahead of their reductions
+  KeyReaders readers;
 };
 
 enum Barrier { kReady = 1, kWritten, kConsumed };
@@ -70,7 +71,8 @@ __device__ __forceinline__ void prefetch_row(const float* row) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(row), "r"(kDims * 4) : "memory");
 }
 
-__device__ void produce(Shared& s, const Arguments& a, int count, int thread) {
+__device__ void produce(Shared& s, const Arguments& a, UnitedCounts counts, int thread) {
+  const int count = counts.all, first_summed = *a.readers.apart ? counts.selected : 0;
   const int piece = thread % 8, first_row = thread / 8, token = first_row % 4, group = static_cast<int>(blockIdx.x) % a.groups;
 #pragma unroll 1
   for (int row = first_row; row < kRows; row += 16) {
@@ -101,10 +103,11 @@ __device__ void produce(Shared& s, const Arguments& a, int count, int thread) {
     for (int r = 0; r < 4; ++r) {
       const bool read = of_row[r].readers & 0x11111111u << token;
       const int row = first_row + 16 * r;
+      const bool summed = read && tile * (kKeys / 4) + row / 4 >= first_summed;
       const int64_t at = (static_cast<int64_t>(read ? of_row[r].row + token : 0) * a.groups + group) * kDims;
-      if (piece == 0) s.rows[tile & 1][row] = read ? of_row[r].row + token : -1;
+      if (piece == 0) s.rows[tile & 1][row] = summed ? of_row[r].row + token : -1;
       if (piece == 0 && token == 0) s.readers[tile & 1][row / 4] = of_row[r].readers;
-      if (a.prefetch && piece == 0 && read) prefetch_row(a.dk + at), prefetch_row(a.dv + at);
+      if (a.prefetch && piece == 0 && summed) prefetch_row(a.dk + at), prefetch_row(a.dv + at);
 #pragma unroll
       for (int b = 0; b < kColumns; ++b) {
         copy16(shared_address(s.k[b]) + tile_offset(row, piece), a.k + at + b * 64 + piece * 8, read);
@@ -132,6 +135,7 @@ __device__ void load_statistics(Shared& s, const Arguments& a, int thread) {
     sum = warp_sum(sum);
     if (lane != 0) continue;
     s.delta[h] = sum;
+    if (row >= 0) a.readers.deltas[row - a.first * a.groups * a.heads] = sum;
     s.lse[h] = row >= 0 ? a.lse[row] * kLog2E : INFINITY;
     s.shift[h] = min(h / a.heads, kMostUnited - 1) * 4;
   }
@@ -214,7 +218,7 @@ __device__ __forceinline__ void add_rows(const unsigned char* left, const unsign
 
 template <int kPart>
 __device__ void consume(Shared& s, const Arguments& a, UnitedCounts count) {
-  const int tiles = (count.all * 4 + kKeys - 1) / kKeys;
+  const int tiles = (count.all * 4 + kKeys - 1) / kKeys, first_summed = *a.readers.apart ? count.selected * 4 / kKeys : 0;
   load_statistics(s, a, kPart * kGroup + thread_again());
   named_sync(kReady, kMath);
   barrier_wait(&s.q_full, 0);
@@ -242,7 +246,7 @@ __device__ void consume(Shared& s, const Arguments& a, UnitedCounts count) {
     const int64_t stride = int64_t{a.groups} * kDims;
     float* to = (kPart == 0 ? a.dk : a.dv) + blockIdx.x % a.groups * kDims;
 #pragma unroll 1
-    for (int b = 0; b < kColumns; ++b)
+    for (int b = 0; b < kColumns && tile >= first_summed; ++b)
       add_rows(kPart == 0 ? s.dx : s.p, kPart == 0 ? s.q[b] : s.dout[b], to + b * 64, s.rows[tile & 1] + thread / 32 * 16, stride, thread % 32);
     named_sync(kConsumed, kMath);  // p, dx and fours are free again
   }
@@ -294,7 +298,7 @@ __global__ void __launch_bounds__(kThreads, 1) backward(const Arguments a) {
   __syncthreads();
   if (warpgroup == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
-    produce(s, a, count.all, thread);
+    produce(s, a, count, thread);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
     if (warpgroup == 1) consume<0>(s, a, count);
@@ -305,18 +309,23 @@ __global__ void __launch_bounds__(kThreads, 1) backward(const Arguments a) {
 
 }  // namespace
 
+void block_attention_backward_keys(const BlockAttentionBackward&, int64_t first, const KeyReaders&);
+
 void block_attention_backward_united(const BlockAttentionBackward& b) {
   const int groups = static_cast<int>(b.k.size(1));
   const AttendedTokens tokens(b.blocks);
-  const UnitedBlocks u = take_united_blocks(b, b.workspace, true);
+  Workspace workspace(b.workspace);
+  const UnitedBlocks u = take_united_blocks(b, workspace, true);
+  const KeyReadersSpace space = take_key_readers(b, workspace);
   const size_t shared = sizeof(Shared) + 1024 + static_cast<size_t>(u.united) * static_cast<size_t>(u.k) * 4 * sizeof(float);
   check_cuda(cudaFuncSetAttribute(backward, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), "shared memory of block_attention_backward");
   for (int64_t first = 0, last; first < b.q.size(0); first = last) {
     last = std::min(b.q.size(0), first + kUnitedAtATime * u.united);
     unite_blocks(tokens, first, last, u, stream_of(b.stream));
+    const KeyReaders readers = list_key_readers(tokens, first, last, static_cast<int>(key_tiles(b)), u, space, stream_of(b.stream));
     const Arguments a{b.q.data<bf16>(), b.k.data<bf16>(), b.v.data<bf16>(), b.out.data<bf16>(), b.dout.data<bf16>(), u, tokens.counts, b.lse.f32(), b.dq.data<bf16>(),
                       b.dk.f32(), b.dv.f32(), b.block_mass.defined() ? b.block_mass.f32() : nullptr, first, last, groups, static_cast<int>(b.q.size(1)) / groups, b.scale,
-                      b.dk.bytes() >= size_t{1} << 30};
+                      b.dk.bytes() >= size_t{1} << 30, readers};
     cudaLaunchAttribute cluster{};
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim = {static_cast<unsigned>(groups), 1, 1};
@@ -328,6 +337,7 @@ void block_attention_backward_united(const BlockAttentionBackward& b) {
     launch.attrs = &cluster;
     launch.numAttrs = 1;
     check_cuda(cudaLaunchKernelEx(&launch, backward, a), "block_attention_backward_united");
+    block_attention_backward_keys(b, first, readers);
   }
 }
 

@@ -47,8 +47,7 @@ size_t united_blocks_bytes(const Op& a, bool with_slots) {
   return aligned_bytes(blocks * sizeof(UnitedBlock)) + aligned_bytes(groups * sizeof(UnitedCounts)) + (with_slots ? aligned_bytes(blocks * kMostUnited * 2) : 0);
 }
 template <typename Op>
-UnitedBlocks take_united_blocks(const Op& a, const Tensor& workspace, bool with_slots) {
-  Workspace w(workspace);
+UnitedBlocks take_united_blocks(const Op& a, Workspace& w, bool with_slots) {
   UnitedBlocks u{nullptr, nullptr, nullptr, united_queries(a), static_cast<int>(a.blocks.selection.indices.size(1))};
   const int64_t groups = united_groups(a), blocks = groups * u.most();
   u.blocks = w.take<UnitedBlock>(blocks);
