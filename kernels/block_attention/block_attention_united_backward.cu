@@ -28,7 +28,7 @@ constexpr float kLog2E = 1.4426950408889634f;
 struct Shared {
   alignas(1024) unsigned char q[kColumns][kTileBytes];
   alignas(1024) unsigned char dout[kColumns][kTileBytes];
-  alignas(1024) unsigned char k[kColumns][kTileBytes];
+  alignas(1024) unsigned char k[2][kColumns][kTileBytes];
   alignas(1024) unsigned char v[kColumns][kTileBytes];
   alignas(1024) unsigned char p[kTileBytes];   // [keys][heads]
   alignas(1024) unsigned char dx[kTileBytes];  // [keys][heads]
@@ -38,7 +38,7 @@ struct Shared {
   alignas(16) uint16_t slots[2][kKeys / 4][kMostUnited];
   uint32_t readers[2][kKeys / 4];
   int32_t rows[2][kKeys];
-  uint64_t q_full, full, empty;
+  uint64_t q_full, full, k_empty[2], v_empty;
   alignas(16) float head_sum[];  // [united][4 k]: of every token of the queries' selected blocks
 };
 
@@ -89,35 +89,50 @@ __device__ void produce(Shared& s, const Arguments& a, UnitedCounts counts, int 
   barrier_arrive(&s.q_full);
   const int64_t list = static_cast<int64_t>(blockIdx.x / a.groups) * a.u.most();
   const int tiles = (count * 4 + kKeys - 1) / kKeys;
+  const auto publish = [&] {
+    fence_to_async();
+    barrier_arrive(&s.full);
+  };
+  UnitedBlock of_row[4];
   for (int tile = 0; tile < tiles; ++tile) {
-    UnitedBlock of_row[4];
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int block = tile * (kKeys / 4) + first_row / 4 + 4 * r;
       of_row[r] = block < count ? a.u.blocks[list + block] : UnitedBlock{0, 0};
     }
-    if (tile > 0) barrier_wait(&s.empty, (tile - 1) & 1);
+    const auto gather = [&](const bf16* from, unsigned char(&to)[kColumns][kTileBytes]) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const bool read = of_row[r].readers & 0x11111111u << token;
+        const int64_t at = (static_cast<int64_t>(read ? of_row[r].row + token : 0) * a.groups + group) * kDims + piece * 8;
+#pragma unroll
+        for (int b = 0; b < kColumns; ++b) copy16(shared_address(to[b]) + tile_offset(first_row + 16 * r, piece), from + at + b * 64, read);
+      }
+      copies_commit();
+    };
+    if (tile > 1) barrier_wait(&s.k_empty[tile & 1], (tile / 2 - 1) & 1);
+    gather(a.k, s.k[tile & 1]);
+    if (tile > 0) {
+      copies_wait<1>();
+      publish();
+      barrier_wait(&s.v_empty, (tile - 1) & 1);
+    }
     const int block = tile * (kKeys / 4) + thread;
     if (thread < kKeys / 4) copy16(shared_address(s.slots[tile & 1][thread]), a.u.slots + (list + min(block, count - 1)) * kMostUnited, block < count);
-#pragma unroll 1
-    for (int r = 0; r < 4; ++r) {
-      const bool read = of_row[r].readers & 0x11111111u << token;
-      const int row = first_row + 16 * r;
-      const bool summed = read && tile * (kKeys / 4) + row / 4 >= first_summed;
-      const int64_t at = (static_cast<int64_t>(read ? of_row[r].row + token : 0) * a.groups + group) * kDims;
-      if (piece == 0) s.rows[tile & 1][row] = summed ? of_row[r].row + token : -1;
-      if (piece == 0 && token == 0) s.readers[tile & 1][row / 4] = of_row[r].readers;
-      if (a.prefetch && piece == 0 && summed) prefetch_row(a.dk + at), prefetch_row(a.dv + at);
+    gather(a.v, s.v);
 #pragma unroll
-      for (int b = 0; b < kColumns; ++b) {
-        copy16(shared_address(s.k[b]) + tile_offset(row, piece), a.k + at + b * 64 + piece * 8, read);
-        copy16(shared_address(s.v[b]) + tile_offset(row, piece), a.v + at + b * 64 + piece * 8, read);
-      }
+    for (int r = 0; r < 4; ++r) {
+      if (piece != 0) continue;
+      const int row = first_row + 16 * r;
+      const bool summed = of_row[r].readers & 0x11111111u << token && tile * (kKeys / 4) + row / 4 >= first_summed;
+      s.rows[tile & 1][row] = summed ? of_row[r].row + token : -1;
+      if (token == 0) s.readers[tile & 1][row / 4] = of_row[r].readers;
+      const int64_t at = (static_cast<int64_t>(of_row[r].row + token) * a.groups + group) * kDims;
+      if (a.prefetch && summed) prefetch_row(a.dk + at), prefetch_row(a.dv + at);
     }
-    copies_done();
-    fence_to_async();
-    barrier_arrive(&s.full);
   }
+  copies_done();
+  publish();
 }
 
 // delta, lse and query of every head; 8 warps.
@@ -150,7 +165,7 @@ __device__ __forceinline__ int thread_again() {
 
 // P and dX of the warpgroup's 32 heads for the 64 keys, and sums of P over fours of heads, to shared memory.
 template <int kPart>
-__device__ __forceinline__ void score_gradients(Shared& s, const Arguments& a, const uint32_t* readers) {
+__device__ __forceinline__ void score_gradients(Shared& s, const Arguments& a, const unsigned char (*k)[kTileBytes], const uint32_t* readers) {
   const int thread = thread_again(), lane = thread % 32, row = thread / 32 * 16 + lane / 4, column = kPart * 32 + lane % 4 * 2;
   float x[16], dp[16];
   pin(x);
@@ -158,7 +173,7 @@ __device__ __forceinline__ void score_gradients(Shared& s, const Arguments& a, c
   wgmma_begin();
 #pragma unroll
   for (int kk = 0; kk < kDims / 16; ++kk)
-    wgmma_n32<0, 0>(x, row_descriptor(shared_address(s.k[kk / 4])) + kk % 4 * 2, row_descriptor(shared_address(s.q[kk / 4]) + kPart * 4096) + kk % 4 * 2, kk != 0);
+    wgmma_n32<0, 0>(x, row_descriptor(shared_address(k[kk / 4])) + kk % 4 * 2, row_descriptor(shared_address(s.q[kk / 4]) + kPart * 4096) + kk % 4 * 2, kk != 0);
 #pragma unroll
   for (int kk = 0; kk < kDims / 16; ++kk)
     wgmma_n32<0, 0>(dp, row_descriptor(shared_address(s.v[kk / 4])) + kk % 4 * 2, row_descriptor(shared_address(s.dout[kk / 4]) + kPart * 4096) + kk % 4 * 2, kk != 0);
@@ -166,6 +181,7 @@ __device__ __forceinline__ void score_gradients(Shared& s, const Arguments& a, c
   wgmma_wait<0>();
   pin(x);
   pin(dp);
+  barrier_arrive(&s.v_empty);
   const float scale_log2 = a.scale * kLog2E;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -225,7 +241,7 @@ __device__ void consume(Shared& s, const Arguments& a, UnitedCounts count) {
   float dq[2][32] = {};
   for (int tile = 0; tile < tiles; ++tile) {
     barrier_wait(&s.full, tile & 1);
-    score_gradients<kPart>(s, a, s.readers[tile & 1]);
+    score_gradients<kPart>(s, a, s.k[tile & 1], s.readers[tile & 1]);
     fence_to_async();
     named_sync(kWritten, kMath);
 #pragma unroll
@@ -235,12 +251,12 @@ __device__ void consume(Shared& s, const Arguments& a, UnitedCounts count) {
     for (int i = 0; i < 2; ++i)
 #pragma unroll
       for (int kk = 0; kk < kKeys / 16; ++kk)
-        wgmma_n64<1, 1>(dq[i], column_descriptor(shared_address(s.dx)) + kk * 128, column_descriptor(shared_address(s.k[kPart * 2 + i])) + kk * 128, 1);
+        wgmma_n64<1, 1>(dq[i], column_descriptor(shared_address(s.dx)) + kk * 128, column_descriptor(shared_address(s.k[tile & 1][kPart * 2 + i])) + kk * 128, 1);
     wgmma_commit();
     wgmma_wait<0>();
 #pragma unroll
     for (int i = 0; i < 2; ++i) pin(dq[i]);
-    barrier_arrive(&s.empty);
+    barrier_arrive(&s.k_empty[tile & 1]);
     const int thread = thread_again();
     if (a.block_mass) keep_head_sums(s, a, tile, count.selected, kPart * kGroup + thread);
     const int64_t stride = int64_t{a.groups} * kDims;
@@ -292,7 +308,7 @@ __global__ void __launch_bounds__(kThreads, 1) backward(const Arguments a) {
   if (thread == 0) {
     barrier_init(&s.q_full, kGroup);
     barrier_init(&s.full, kGroup);
-    barrier_init(&s.empty, kMath);
+    for (uint64_t* b : {&s.k_empty[0], &s.k_empty[1], &s.v_empty}) barrier_init(b, kMath);
     asm volatile("fence.mbarrier_init.release.cluster;");
   }
   __syncthreads();
