@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kThreads, 1) backward(const Arguments a) {
   }
   __syncthreads();
   if (warpgroup == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 80;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
     produce(s, a, tile, group, a.readers.readers + begin, count, thread);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
