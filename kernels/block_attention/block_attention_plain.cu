@@ -204,7 +204,8 @@ void block_attention_forward_cuda(const BlockAttentionForward& a) {
 }
 
 size_t block_attention_backward_cuda_workspace_bytes(const BlockAttentionBackward& a) {
-  if (!a.deterministic) return block_attention_fits_united(a) ? united_blocks_bytes(a, true) + key_readers_bytes(a) : 0;
+  if (!a.deterministic && !block_attention_fits_united(a)) return 0;
+  if (!a.deterministic) return united_blocks_bytes(a, true) + key_readers_bytes(a) + head_sums_bytes(a);
   return 512 + 2 * aligned_bytes(static_cast<size_t>(a.k.elements()) * 8);
 }
 
