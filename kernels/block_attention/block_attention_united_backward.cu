@@ -8,7 +8,8 @@
 // and at the end they share out adding them up and taking the largest of every block.
 //
 // What bounds it: rows of dk and dv are f32, 2 KiB of reductions for each gathered KiB; without anything shared 8.4 MB per query. The union
-// of five queries' blocks divides both by up to five.
+// of five queries' blocks divides both by up to five. Where it is about as large as the selections, dk and dv are left to
+// block_attention_backward_keys, but for the tails, which belong to no block.
 #include <cooperative_groups.h>
 
 #include "kernels/block_attention/block_attention_cuda.h"
@@ -333,8 +334,6 @@ __global__ void __launch_bounds__(kThreads, 1) backward(const Arguments a) {
 }
 
 }  // namespace
-
-void block_attention_backward_keys(const BlockAttentionBackward&, int64_t first, const KeyReaders&);
 
 void block_attention_backward_united(const BlockAttentionBackward& b) {
   const int groups = static_cast<int>(b.k.size(1));
