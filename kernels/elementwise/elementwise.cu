@@ -29,12 +29,10 @@ __global__ void scale_kernel(T* x, float factor, int64_t count) {
 struct Strides {
   int64_t i, j;
 };
-// Index: 32 bits where they suffice, since dividing 64-bit numbers takes longer than moving a pack.
-template <typename Index, typename To, typename From, int kWidth>
-__global__ void cast_kernel(To* __restrict__ to, Strides to_step, const From* __restrict__ from, Strides from_step, Index rows, Index row_packs, Index packs) {
-  for (Index p = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x; p < packs; p += static_cast<Index>(gridDim.x) * kThreads) {
-    const Index row = p / row_packs;
-    const int64_t c = static_cast<int64_t>(p - row * row_packs) * kWidth, i = row / rows, j = row - static_cast<Index>(i) * rows;
+template <typename To, typename From, int kWidth>
+__global__ void cast_kernel(To* __restrict__ to, Strides to_step, const From* __restrict__ from, Strides from_step, int64_t rows, int64_t columns, int64_t packs) {
+  for (int64_t p = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; p < packs; p += static_cast<int64_t>(gridDim.x) * kThreads) {
+    const int64_t at = p * kWidth, c = at % columns, j = at / columns % rows, i = at / columns / rows;
     float x[kWidth];
     load_pack(from + i * from_step.i + j * from_step.j + c, x);
     store_pack(to + i * to_step.i + j * to_step.j + c, x);
@@ -72,16 +70,13 @@ void cast_cuda(const Tensor& to, const Tensor& from, Stream stream) {
     with_float_type(x.dtype(), "cast", [&](auto from_type) {
       using To = decltype(to_type);
       using From = decltype(from_type);
-      const auto launch = [&](auto index, auto width) {
-        using Index = decltype(index);
-        constexpr int kWidth = decltype(width)::value;
-        const int64_t packs = y.elements() / kWidth;
-        cast_kernel<Index, To, From, kWidth><<<grid_for(packs, kThreads, kMostBlocks), kThreads, 0, stream_of(stream)>>>(
-            y.data<To>(), Strides{y.stride(0), y.stride(1)}, x.data<From>(), Strides{x.stride(0), x.stride(1)}, static_cast<Index>(y.size(1)), static_cast<Index>(y.size(2) / kWidth),
-            static_cast<Index>(packs));
+      const int pack = common_pack(y.size(2), y, x);
+      const int64_t packs = y.elements() / pack;
+      const auto launch = [&](auto kernel) {
+        kernel<<<grid_for(packs, kThreads, kMostBlocks), kThreads, 0, stream_of(stream)>>>(y.data<To>(), Strides{y.stride(0), y.stride(1)}, x.data<From>(),
+                                                                                          Strides{x.stride(0), x.stride(1)}, y.size(1), y.size(2), packs);
       };
-      const auto of_width = [&](auto width) { y.elements() < int64_t{1} << 31 ? launch(uint32_t{}, width) : launch(int64_t{}, width); };
-      common_pack(y.size(2), y, x) == 8 ? of_width(std::integral_constant<int, 8>{}) : of_width(std::integral_constant<int, 1>{});
+      pack == 8 ? launch(cast_kernel<To, From, 8>) : launch(cast_kernel<To, From, 1>);
     });
   });
   check_launch("cast");
