@@ -115,7 +115,7 @@ __device__ void produce(Shared& s, const Arguments& a, UnitedCounts counts, int 
       barrier_wait(&s.empty[stage], (turn / kStages - 1) & 1);
     }
     const int block = tile * (kKeys / 4) + thread;
-    if (turn % 2 && thread < kKeys / 4) copy16(shared_address(s.slots[tile & 1][thread]), a.u.slots + (list + min(block, count - 1)) * kMostUnited, block < count);
+    if (turn % 2 == 0 && thread < kKeys / 4) copy16(shared_address(s.slots[tile & 1][thread]), a.u.slots + (list + min(block, count - 1)) * kMostUnited, block < count);
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const bool read = of_row[r].readers & 0x11111111u << token;
@@ -124,7 +124,7 @@ __device__ void produce(Shared& s, const Arguments& a, UnitedCounts counts, int 
       const bf16* from = (turn % 2 ? a.v : a.k) + at + piece * 8;
 #pragma unroll
       for (int b = 0; b < kColumns; ++b) copy16(shared_address(s.rows[stage][b]) + tile_offset(row, piece), from + b * 64, read);
-      if (turn % 2 == 0 || piece != 0) continue;
+      if (turn % 2 || piece != 0) continue;
       const bool summed = read && tile * (kKeys / 4) + row / 4 >= first_summed;
       s.to[tile & 1][row] = summed ? of_row[r].row + token : -1;
       if (token == 0) s.readers[tile & 1][row / 4] = of_row[r].readers;
