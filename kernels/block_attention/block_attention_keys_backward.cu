@@ -13,7 +13,6 @@
 #include "kernels/block_attention/key_readers.h"
 #include "kernels/common/cuda.cuh"
 #include "kernels/common/hopper.cuh"
-#include "kernels/common/tensor_map.cuh"
 
 namespace hyscale {
 namespace {
@@ -37,9 +36,7 @@ struct Shared {
 };
 
 struct Arguments {
-  CUtensorMap q, dout;  // of rows [queries H, D] from the first query on; boxes of a group's heads
-  const bf16 *k, *v;
-  int64_t query_rows;
+  const bf16 *q, *k, *v, *dout;  // q and dout from the first query on
   KeyReaders readers;
   const int32_t* first_token;
   const float* lse;
@@ -66,36 +63,42 @@ __device__ void produce(Shared& s, const Arguments& a, int tile, int group, cons
       copy16(shared_address(s.v[b]) + tile_offset(row, piece), a.v + at + b * 64, valid);
     }
   }
-  const int used = a.united * a.heads;  // rows; the others stay zero
-  for (int i = thread; i < (kRows - used) * 8 * kColumns * 2; i += kGroup) {
-    const int row = used + i / 8 % (kRows - used), b = i / 8 / (kRows - used) % kColumns, stage = i / 8 / (kRows - used) / kColumns;
-    for (unsigned char* tile : {s.q[stage][b], s.dout[stage][b]}) *reinterpret_cast<uint4*>(tile + tile_offset(row, i % 8)) = uint4{};
-  }
   copies_done();
   fence_to_async();
   barrier_arrive(&s.k_full);
   const int steps = (count + a.united - 1) / a.united;
-  const auto reader = [&](int step, int number) {
-    const int i = step * a.united + number;
-    return number < a.united && i < count ? readers[i] : 0;  // a reader reads something
+  uint32_t of_row[4], of_thread;  // readers
+  const auto reader = [&](int step, int row) {
+    const int i = step * a.united + row / a.heads;
+    return row < a.united * a.heads && i < count ? readers[i] : 0;  // a reader reads something
   };
-  const auto head_row = [&](uint32_t reader) { return (static_cast<int64_t>(reader >> kTileBlocks) * a.groups + group) * a.heads; };
-  const int boxes = 2 * kColumns, box = thread % boxes, of_column = box % kColumns;
-  uint32_t of_box = reader(0, thread / boxes), of_row = reader(0, thread / a.heads);
+  const auto fetch = [&](int step) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) of_row[r] = reader(step, first_row + 16 * r);
+    of_thread = reader(step, thread % kRows);
+  };
+  const auto head_row = [&](uint32_t reader, int row) { return (static_cast<int64_t>(reader >> kTileBlocks) * a.groups + group) * a.heads + row % a.heads; };
+  fetch(0);
   for (int step = 0; step < steps; ++step) {
     const int stage = step % 2;
     float lse = INFINITY, delta = 0;
-    if (thread < kRows && of_row) lse = a.lse[head_row(of_row) + thread % a.heads] * kLog2E, delta = a.readers.deltas[head_row(of_row) + thread % a.heads];
+    if (thread < kRows && of_thread) lse = a.lse[head_row(of_thread, thread)] * kLog2E, delta = a.readers.deltas[head_row(of_thread, thread)];
     if (step >= 2) barrier_wait(&s.empty[stage], (step / 2 - 1) & 1);
-    if (thread / boxes < a.united) {
-      unsigned char* to = (box < kColumns ? s.q : s.dout)[stage][of_column] + thread / boxes * a.heads * 128;
-      load_box(to, box < kColumns ? &a.q : &a.dout, &s.full[stage], of_column * 64, of_box ? head_row(of_box) : a.query_rows);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int row = first_row + 16 * r;
+      const int64_t at = (of_row[r] ? head_row(of_row[r], row) : 0) * kDims + piece * 8;
+#pragma unroll
+      for (int b = 0; b < kColumns; ++b) {
+        copy16(shared_address(s.q[stage][b]) + tile_offset(row, piece), a.q + at + b * 64, of_row[r]);
+        copy16(shared_address(s.dout[stage][b]) + tile_offset(row, piece), a.dout + at + b * 64, of_row[r]);
+      }
     }
-    if (thread < kRows) s.lse[stage][thread] = lse, s.delta[stage][thread] = delta, s.blocks[stage][thread] = of_row;
-    if (thread == 0) barrier_expect(&s.full[stage], 2 * used * kDims * 2);
-    else barrier_arrive(&s.full[stage]);
-    of_box = reader(step + 1, thread / boxes);
-    of_row = reader(step + 1, thread / a.heads);
+    if (thread < kRows) s.lse[stage][thread] = lse, s.delta[stage][thread] = delta, s.blocks[stage][thread] = of_thread;
+    fetch(step + 1);
+    copies_done();
+    fence_to_async();
+    barrier_arrive(&s.full[stage]);
   }
 }
 
@@ -196,7 +199,7 @@ __device__ void consume(Shared& s, const Arguments& a, int group, int steps) {
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 1) backward(const __grid_constant__ Arguments a) {
+__global__ void __launch_bounds__(kThreads, 1) backward(const Arguments a) {
   extern __shared__ unsigned char raw[];
   Shared& s = *reinterpret_cast<Shared*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
   const int thread = static_cast<int>(threadIdx.x), warpgroup = thread / kGroup;
@@ -228,10 +231,8 @@ void block_attention_backward_keys(const BlockAttentionBackward& b, int64_t firs
   const int64_t row = first * heads;
   const size_t shared = sizeof(Shared) + 1024;
   check_cuda(cudaFuncSetAttribute(backward, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), "shared memory of block_attention_backward_keys");
-  const int64_t rows = (b.q.size(0) - first) * heads;
-  const auto map = [&](const Tensor& x) { return map_of_rows(x.data<bf16>() + row * kDims, rows, kDims, kDims, heads / groups); };
-  const Arguments a{map(b.q), map(b.dout), b.k.data<bf16>(), b.v.data<bf16>(), rows, readers, b.blocks.first_token.i32(), b.lse.f32() + row, b.dk.f32(), b.dv.f32(),
-                    static_cast<int>(b.blocks.first_token.size(0)), united_queries(b), groups, heads / groups, b.scale};
+  const Arguments a{b.q.data<bf16>() + row * kDims, b.k.data<bf16>(), b.v.data<bf16>(), b.dout.data<bf16>() + row * kDims, readers, b.blocks.first_token.i32(), b.lse.f32() + row,
+                    b.dk.f32(), b.dv.f32(), static_cast<int>(b.blocks.first_token.size(0)), united_queries(b), groups, heads / groups, b.scale};
   backward<<<static_cast<unsigned>(readers.tiles * groups), kThreads, shared, stream_of(b.stream)>>>(a);
   check_launch("block_attention_backward_keys");
 }
