@@ -1,6 +1,6 @@
 // CUDA entries of block attention and the forms behind them: `plain` takes any shape in f32 or bf16; `hopper` takes bf16 with heads of
 // 256 numbers and at most 16 of them per group at tensor-core speed, query by query; `united` takes 4, 8, 12 (Qwen3.8) or 16 of these,
-// with blocks of 4 tokens, and gathers what neighbouring queries share once.
+// with blocks of 4 tokens, and gathers what neighbouring queries share once. Its backward leaves dk and dv to `keys` where they share little.
 #pragma once
 #include "kernels/block_attention/block_attention.h"
 
@@ -33,6 +33,8 @@ void block_attention_forward_plain(const BlockAttentionForward&);
 void block_attention_forward_hopper(const BlockAttentionForward&);
 void block_attention_forward_united(const BlockAttentionForward&);
 void block_attention_backward_united(const BlockAttentionBackward&);
+struct KeyReaders;
+void block_attention_backward_keys(const BlockAttentionBackward&, int64_t first, const KeyReaders&);  // of the readers' queries, from `first` on
 void block_attention_backward_hopper(const BlockAttentionBackward&);
 void block_attention_backward_plain(const BlockAttentionBackward&, FixedKeySums);
 

@@ -1,7 +1,7 @@
 // Block attention on CUDA for any shape, and the choice between the forms. Plain loops over f32 products: right first.
 #include "kernels/block_attention/attended_tokens.cuh"
 #include "kernels/block_attention/block_attention_cuda.h"
-#include "kernels/block_attention/united_blocks.h"
+#include "kernels/block_attention/key_readers.h"
 #include "kernels/common/cuda.cuh"
 #include "kernels/common/op.h"
 #include "kernels/common/row_sums.cuh"
@@ -204,7 +204,8 @@ void block_attention_forward_cuda(const BlockAttentionForward& a) {
 }
 
 size_t block_attention_backward_cuda_workspace_bytes(const BlockAttentionBackward& a) {
-  if (!a.deterministic) return block_attention_fits_united(a) ? united_blocks_bytes(a, true) : 0;
+  if (!a.deterministic && !block_attention_fits_united(a)) return 0;
+  if (!a.deterministic) return united_blocks_bytes(a, true) + key_readers_bytes(a) + head_sums_bytes(a);
   return 512 + 2 * aligned_bytes(static_cast<size_t>(a.k.elements()) * 8);
 }
 

@@ -230,7 +230,8 @@ void block_attention_forward_united(const BlockAttentionForward& f) {
   static_assert(kShared <= 232448);
   const int groups = static_cast<int>(f.k.size(1));
   const AttendedTokens tokens(f.blocks);
-  const UnitedBlocks u = take_united_blocks(f, f.workspace, false);
+  Workspace workspace(f.workspace);
+  const UnitedBlocks u = take_united_blocks(f, workspace, false);
   check_cuda(cudaFuncSetAttribute(forward, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared)), "shared memory of block_attention_forward");
   for (int64_t first = 0, last; first < f.q.size(0); first = last) {
     last = std::min(f.q.size(0), first + kUnitedAtATime * u.united);

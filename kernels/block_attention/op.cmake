@@ -1,2 +1,3 @@
 hyscale_op(block_attention SOURCES block_attention.cpp block_attention_ref.cpp block_attention_plain.cu block_attention_forward.cu block_attention_backward.cu
-  united_blocks.cu block_attention_united_forward.cu block_attention_united_backward.cu DEPENDS OpenBLAS::OpenBLAS)
+  united_blocks.cu block_attention_united_forward.cu block_attention_united_backward.cu key_readers.cu
+  block_attention_keys_backward.cu DEPENDS OpenBLAS::OpenBLAS)

@@ -46,9 +46,14 @@ size_t united_blocks_bytes(const Op& a, bool with_slots) {
   const size_t groups = static_cast<size_t>(united_groups(a)), blocks = groups * static_cast<size_t>(united_queries(a) * (a.blocks.selection.indices.size(1) + 1));
   return aligned_bytes(blocks * sizeof(UnitedBlock)) + aligned_bytes(groups * sizeof(UnitedCounts)) + (with_slots ? aligned_bytes(blocks * kMostUnited * 2) : 0);
 }
+// Sums of P over each group's heads for the tokens of the selected blocks, from which block_mass is made.
 template <typename Op>
-UnitedBlocks take_united_blocks(const Op& a, const Tensor& workspace, bool with_slots) {
-  Workspace w(workspace);
+size_t head_sums_bytes(const Op& a) {
+  const int64_t queries = united_groups(a) * united_queries(a);
+  return a.block_mass.defined() ? aligned_bytes(static_cast<size_t>(queries * a.k.size(1) * a.blocks.selection.indices.size(1)) * 16) : 0;
+}
+template <typename Op>
+UnitedBlocks take_united_blocks(const Op& a, Workspace& w, bool with_slots) {
   UnitedBlocks u{nullptr, nullptr, nullptr, united_queries(a), static_cast<int>(a.blocks.selection.indices.size(1))};
   const int64_t groups = united_groups(a), blocks = groups * u.most();
   u.blocks = w.take<UnitedBlock>(blocks);

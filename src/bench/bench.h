@@ -83,7 +83,8 @@ std::vector<Row> delta_benchmark(bool quick);
 std::vector<Row> attention_benchmark(int64_t queries, bool loss);
 // The same for block attention at Qwen3.8's shape.
 std::vector<Row> block_attention_benchmark(int64_t queries);
-// A layer of `family` (glm, deepseek_v4, qwen) as one rank of `ranks` runs it on a sequence of `tokens`: forward, recomputation, backward.
-std::vector<Row> layer_benchmark(const std::string& family, int64_t tokens, int ranks);
+// A layer of `family` (glm, deepseek_v4, qwen) as one rank of `ranks` runs it on a sequence of `tokens`: forward, recomputation, backward;
+// also on choices of which neighbours share the part `overlap`.
+std::vector<Row> layer_benchmark(const std::string& family, int64_t tokens, int ranks, double overlap);
 
 }  // namespace hyscale::bench

@@ -5,11 +5,14 @@
 // 10 in Qwen3.8): what a rank of 32 gets from 32 ranks' tokens under even load.
 //
 // Two ways, everything else equal: FlashTopK with selection replay, and scores in a table, selected from again in
-// recomputation; there the layer reads a given selection and the table's cost is added in the same run.
+// recomputation; there the layer reads a given selection and the table's cost is added in the same run. Random keys and queries choose
+// unlike their neighbours, so both ways are also timed on given choices that neighbours share, with the selections' costs of the same run.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "bench/bench.h"
+#include "core/rng.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/rope/rope.h"
 #include "models/deepseek_v4/decoder_layer.h"
@@ -233,6 +236,55 @@ std::string check_selection(const Selection& s, const std::vector<int32_t>& visi
   return "selections in order";
 }
 
+template <typename T>
+std::vector<T> download(const Tensor& t) {
+  std::vector<T> to(static_cast<size_t>(t.elements()));
+  copy_bytes(to.data(), {}, t.raw(), kCuda, t.bytes(), {});
+  synchronize(kCuda, {});
+  return to;
+}
+template <typename T>
+void upload(const Tensor& t, const std::vector<T>& from) {
+  copy_bytes(t.raw(), kCuda, from.data(), {}, t.bytes(), {});
+  synchronize(kCuda, {});
+}
+
+// How much of its choice a query has in common with the one before, on average over the later half of the queries.
+std::string overlap_of(const Selection& s) {
+  const std::vector<int32_t> ids = download<int32_t>(s.indices), counts = download<int32_t>(s.counts);
+  const int64_t k = s.indices.size(1), queries = s.indices.size(0);
+  double sum = 0;
+  for (int64_t t = queries / 2; t < queries; ++t) {
+    std::vector<int32_t> common;
+    const auto row = [&](int64_t q) { return ids.begin() + q * k; };
+    const auto end = [&](int64_t q) { return row(q) + counts[static_cast<size_t>(q)]; };
+    std::set_intersection(row(t - 1), end(t - 1), row(t), end(t), std::back_inserter(common));
+    sum += static_cast<double>(common.size()) / std::max(1, counts[static_cast<size_t>(t)]);
+  }
+  char text[64];
+  std::snprintf(text, sizeof text, "neighbours share %.1f%%", 100 * sum / static_cast<double>(queries - queries / 2));
+  return text;
+}
+
+// One key from each of k equal ranges of what a query sees; the part `overlap` of the ranges draws alike for 64 neighbours.
+void choose_alike(const Selection& s, const std::vector<int32_t>& visible, double overlap) {
+  const int64_t k = s.indices.size(1), queries = s.indices.size(0);
+  std::vector<int32_t> ids(static_cast<size_t>(queries * k)), counts(static_cast<size_t>(queries));
+  const Rng alike(8), apart(9);
+  for (int64_t t = 0; t < queries; ++t) {
+    const int64_t sees = visible[static_cast<size_t>(t)], keys = std::max<int64_t>(k, visible[static_cast<size_t>(t / 64 * 64)]);
+    counts[static_cast<size_t>(t)] = static_cast<int32_t>(std::min(k, sees));
+    for (int64_t j = 0; j < std::min(k, sees); ++j) {
+      const int64_t begin = j * keys / k, width = (j + 1) * keys / k - begin;
+      const bool shared = static_cast<double>(j * 37 % 100) < 100 * overlap;
+      const uint64_t drawn = shared ? alike.below(static_cast<uint64_t>(t / 64 * k + j), static_cast<uint64_t>(width)) : apart.below(static_cast<uint64_t>(t * k + j), static_cast<uint64_t>(width));
+      ids[static_cast<size_t>(t * k + j)] = static_cast<int32_t>(begin + static_cast<int64_t>(drawn));
+    }
+  }
+  upload(s.indices, ids);
+  upload(s.counts, counts);
+}
+
 // The ops of a profile by what they serve; those of no part that take a hundredth of the whole stand for themselves.
 std::map<std::string, double> by_part(const std::map<std::string, double>& ops) {
   std::map<std::string, double> parts;
@@ -248,7 +300,7 @@ std::map<std::string, double> by_part(const std::map<std::string, double>& ops) 
 
 }  // namespace
 
-std::vector<Row> layer_benchmark(const std::string& family, int64_t tokens, int ranks) {
+std::vector<Row> layer_benchmark(const std::string& family, int64_t tokens, int ranks, double overlap) {
   LayerProblem p(family, tokens, ranks);
   std::vector<Row> rows;
   const auto row = [&](const std::string& name, double ms, const std::string& check = "") { rows.push_back({name, check, ms}); };
@@ -266,13 +318,14 @@ std::vector<Row> layer_benchmark(const std::string& family, int64_t tokens, int 
     phase(recompute, [&] { p.forward(Pass::recompute); });
     phase(backward, [&] { p.backward(); });
   }
-  const std::string checked = check_selection(p.selection(), p.visible());
+  const std::string checked = concat(check_selection(p.selection(), p.visible()), ", ", overlap_of(p.selection()));
   const double ours = forward + recompute + backward;
   row("forward", forward, checked);
   row("recompute", recompute);
   row("backward", backward, std::isfinite(p.index_loss()) ? "index loss is finite" : "WRONG: index loss");
   row("HyScale: forward + recompute + backward", ours);
-  for (const auto& [part, ms] : by_part(ops)) row("  of which " + part, ms);
+  const std::map<std::string, double> parts = by_part(ops);
+  for (const auto& [part, ms] : parts) row("  of which " + part, ms);
 
   // The table: selects for the same number of queries and keys, twice; the layer reads a given selection.
   const Subject& x = p.subject();
@@ -286,18 +339,36 @@ std::vector<Row> layer_benchmark(const std::string& family, int64_t tokens, int 
   copy(given.indices, p.selection().indices, {});
   copy(given.counts, p.selection().counts, {});
   p.selections().fix(0, given);
-  double layer = 0;
-  for (int run = 0; run < 2; ++run) {
-    layer = 0;
-    for (const std::function<void()>& work : {std::function<void()>([&] { p.forward(Pass::forward); }), {[&] { p.forward(Pass::recompute); }}, {[&] { p.backward(); }}})
-      for (const auto& [op, ms] : profile(work)) layer += ms;
-  }
+  std::map<std::string, double> given_ops;
+  const auto layer_on_given = [&] {
+    double layer = 0;
+    for (int run = 0; run < 2; ++run) {
+      layer = 0;
+      given_ops.clear();
+      for (const std::function<void()>& work : {std::function<void()>([&] { p.forward(Pass::forward); }), {[&] { p.forward(Pass::recompute); }}, {[&] { p.backward(); }}})
+        for (const auto& [op, ms] : profile(work)) given_ops[op] += ms, layer += ms;
+    }
+    return layer;
+  };
+  const auto compare = [&](const std::string& what, double ours_ms, double table_ms) {
+    char text[64];
+    std::snprintf(text, sizeof text, "HyScale is %.2f times as fast", table_ms / ours_ms);
+    row(what, table_ms, text);
+  };
+  const double layer = layer_on_given();
   row("table: selection, once", select);
   row("table: the layer without selection", layer);
-  row("table: forward + recompute + backward", layer + 2 * select);
-  char text[64];
-  std::snprintf(text, sizeof text, "HyScale is %.2f times as fast", (layer + 2 * select) / ours);
-  rows.back().check = text;
+  compare("table: forward + recompute + backward", ours, layer + 2 * select);
+
+  // Neighbours that share.
+  choose_alike(given, p.visible(), overlap);
+  const std::string alike = concat(check_selection(given, p.visible()), ", ", overlap_of(given));
+  const double shared = layer_on_given(), ours_shared = shared + parts.at("selection");
+  row("shared choices: the layer without selection", shared, alike);
+  for (const auto& [part, ms] : by_part(given_ops))
+    if (part.starts_with("attention") || part == "index loss") row("  of which " + part, ms);
+  row("shared choices: HyScale", ours_shared, "selection as above");
+  compare("shared choices: table", ours_shared, shared + 2 * select);
   return rows;
 }
 

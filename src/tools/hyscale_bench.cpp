@@ -38,6 +38,7 @@ struct KernelCommands {
   CLI::App *topk, *dense, *delta, *attention, *loss, *layer;
   int64_t queries = 8192, tokens = 1 << 20;
   int ranks = 32;
+  double overlap = 0.9;
   std::string family = "glm", only;
   bool quick = false, kinds = false;
 
@@ -56,6 +57,7 @@ struct KernelCommands {
     layer->add_option("--family", family, "glm (GLM-5.1), deepseek_v4 (its CSA layer) or qwen (Qwen3.8's QSA layer)")->check(CLI::IsMember({"glm", "deepseek_v4", "qwen"}))->capture_default_str();
     layer->add_option("--tokens", tokens, "of the sequence, a multiple of 256 x ranks")->check(CLI::Range(int64_t{256}, int64_t{1} << 24))->capture_default_str();
     layer->add_option("--ranks", ranks, "context ranks that share it")->check(CLI::Range(1, 1024))->capture_default_str();
+    layer->add_option("--overlap", overlap, "part of their choices that neighbours share where these are given")->check(CLI::Range(0.0, 1.0))->capture_default_str();
     app.add_flag("--quick", quick, "small cases only");
   }
 #ifdef HYSCALE_HAS_CUDA
@@ -69,7 +71,7 @@ struct KernelCommands {
     if (loss->parsed()) rows = bench::attention_benchmark(queries, true);
     if (layer->parsed()) {
       if (tokens % (256 * ranks) != 0) throw UserError(concat("--tokens ", tokens, " is no multiple of 256 x ", ranks, " ranks"));
-      rows = bench::layer_benchmark(family, tokens, ranks);
+      rows = bench::layer_benchmark(family, tokens, ranks, overlap);
     }
     bench::print_table(rows);
     if (!json.empty()) write_text_file(json, bench::to_json(rows).dump(1) + "\n");

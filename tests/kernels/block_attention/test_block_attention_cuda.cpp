@@ -67,6 +67,20 @@ TEST(BlockAttentionCuda, OtherGroupsOfHeadsAreAsOnTheCpu) {
     for (int64_t k : {1, 17}) expect_as_on_cpu({{90, 1, 3, 40}, k, 6, heads, groups, 256}, DType::bf16, 0.0625f, false);
 }
 
+// One block of each 20: queries that choose alike sum dk and dv by reductions, others key tile by key tile.
+TEST(BlockAttentionCuda, SharedAndScatteredBlocksAreAsOnTheCpu) {
+  SKIP_WITHOUT_CUDA();
+  for (const auto& [heads, groups] : {std::pair{int64_t{24}, int64_t{2}}, {4, 1}})
+    for (bool shared : {true, false}) {
+      BlockCase c({3, 1402}, 16, 1302, heads, groups, 256);
+      for (size_t i = 0; i < c.indices.size(); ++i) {
+        const size_t query = i / 16, slot = i % 16;
+        c.indices[i] = static_cast<int32_t>(20 * slot + (shared ? slot : 7 * query + 3 * slot) % 20);
+      }
+      expect_as_on_cpu(c, DType::bf16, 0.0625f, false);
+    }
+}
+
 TEST(BlockAttentionCuda, ATokenMayBeWithoutKeys) {
   SKIP_WITHOUT_CUDA();
   BlockCase small({23, 6}, 3), large({23, 6}, 3, 0, 24, 2, 256);
