@@ -195,8 +195,9 @@ __global__ void __launch_bounds__(kThreads, 1) backward(const Arguments a) {
   Shared& s = *reinterpret_cast<Shared*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
   const int thread = static_cast<int>(threadIdx.x), warpgroup = thread / kGroup;
   const int tile = static_cast<int>(blockIdx.x) % a.readers.tiles, group = static_cast<int>(blockIdx.x) / a.readers.tiles;
+  if (!*a.readers.apart) return;
   const int begin = a.readers.starts[tile], count = a.readers.starts[tile + 1] - begin;
-  if (count == 0 || !*a.readers.apart) return;
+  if (count == 0) return;
   if (thread == 0) {
     barrier_init(&s.k_full, kGroup);
     for (uint64_t* b : {&s.full[0], &s.full[1]}) barrier_init(b, kGroup);

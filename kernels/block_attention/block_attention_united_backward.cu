@@ -372,10 +372,13 @@ void block_attention_backward_united(const BlockAttentionBackward& b) {
   static_assert(kShared <= 232448);
   float* head_sums = b.block_mass.defined() ? workspace.take<float>(united_groups(b) * u.united * groups * u.k * 4) : nullptr;
   check_cuda(cudaFuncSetAttribute(backward, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared)), "shared memory of block_attention_backward");
+  // Sums that L2 holds for the most part take reductions at its rate: then nothing is gained by tiles of keys.
+  const bool far = b.dk.bytes() >= size_t{1} << 28;
   for (int64_t first = 0, last; first < b.q.size(0); first = last) {
     last = std::min(b.q.size(0), first + kUnitedAtATime * u.united);
     unite_blocks(tokens, first, last, u, stream_of(b.stream));
-    const KeyReaders readers = list_key_readers(tokens, first, last, static_cast<int>(key_tiles(b)), u, space, stream_of(b.stream));
+    const int tiles = static_cast<int>(key_tiles(b));
+    const KeyReaders readers = far ? list_key_readers(tokens, first, last, tiles, u, space, stream_of(b.stream)) : no_key_readers(tiles, space, stream_of(b.stream));
     const Arguments a{b.q.data<bf16>(), b.k.data<bf16>(), b.v.data<bf16>(), b.out.data<bf16>(), b.dout.data<bf16>(), u, tokens.counts, b.lse.f32(), b.dq.data<bf16>(),
                       b.dk.f32(), b.dv.f32(), b.block_mass.defined() ? b.block_mass.f32() : nullptr, head_sums, first, last, groups, static_cast<int>(b.q.size(1)) / groups, b.scale,
                       b.dk.bytes() >= size_t{1} << 30, readers};

@@ -42,6 +42,11 @@ __global__ void choose(const UnitedCounts* counts, int groups, const int32_t* re
 
 }  // namespace
 
+KeyReaders no_key_readers(int tiles, const KeyReadersSpace& s, cudaStream_t stream) {
+  check_cuda(cudaMemsetAsync(s.apart, 0, sizeof(int), stream), "key readers");
+  return {s.readers, s.starts, s.deltas, s.apart, tiles};
+}
+
 KeyReaders list_key_readers(const AttendedTokens& tokens, int64_t first, int64_t last, int tiles, const UnitedBlocks& u, const KeyReadersSpace& s, cudaStream_t stream) {
   const int64_t pairs = (last - first) * tokens.k;
   list_pairs<<<grid_for(pairs, kThreads), kThreads, 0, stream>>>(tokens.indices, tokens.counts, first, pairs, tokens.k, static_cast<uint32_t>(tiles), s.tiles, s.unsorted);

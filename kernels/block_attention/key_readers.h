@@ -55,5 +55,7 @@ KeyReadersSpace take_key_readers(const Op& a, Workspace& w) {
 
 // Readers among the queries [first, last), at most 2^14 of them, whose blocks have been united in `u`.
 KeyReaders list_key_readers(const AttendedTokens&, int64_t first, int64_t last, int tiles, const UnitedBlocks& u, const KeyReadersSpace&, cudaStream_t);
+// Where sums by reductions are known to be the faster ones: none are listed, and `apart` says so.
+KeyReaders no_key_readers(int tiles, const KeyReadersSpace&, cudaStream_t);
 
 }  // namespace hyscale

@@ -67,12 +67,12 @@ TEST(BlockAttentionCuda, OtherGroupsOfHeadsAreAsOnTheCpu) {
     for (int64_t k : {1, 17}) expect_as_on_cpu({{90, 1, 3, 40}, k, 6, heads, groups, 256}, DType::bf16, 0.0625f, false);
 }
 
-// One block of each 20: queries that choose alike sum dk and dv by reductions, others key tile by key tile.
+// One block of each 20: queries that choose alike sum dk and dv by reductions; others key tile by key tile, where the sums are 256 MiB.
 TEST(BlockAttentionCuda, SharedAndScatteredBlocksAreAsOnTheCpu) {
   SKIP_WITHOUT_CUDA();
-  for (const auto& [heads, groups] : {std::pair{int64_t{24}, int64_t{2}}, {4, 1}})
+  for (const auto& [tokens, heads, groups] : {std::tuple{int32_t{1402}, int64_t{24}, int64_t{2}}, {1402, 4, 1}, {131202, 24, 2}})
     for (bool shared : {true, false}) {
-      BlockCase c({3, 1402}, 16, 1302, heads, groups, 256);
+      BlockCase c({3, tokens}, 16, tokens - 100, heads, groups, 256);
       for (size_t i = 0; i < c.indices.size(); ++i) {
         const size_t query = i / 16, slot = i % 16;
         c.indices[i] = static_cast<int32_t>(20 * slot + (shared ? slot : 7 * query + 3 * slot) % 20);
