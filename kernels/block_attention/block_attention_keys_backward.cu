@@ -4,7 +4,7 @@
 // a query does not read a key:
 //   P = exp(scale X - lse), dX = scale P (dP - delta), delta[h] = dout[h] . out[h]
 //   dk += dX^T Q     dv += P^T dO
-// One warpgroup makes P and dv; the other makes dX of that P, and dk. Queries ascend and every row is written once.
+// One warpgroup makes P and dv; the other makes dX of that P, and dk. Queries ascend, and a row is added to once, beside the tails of other queries.
 //
 // What bounds it: a reader brings 12 KiB of q and dout per group of heads, as much as its block's reductions (8 KiB) and keys would take, but
 // these are reads, which L2 serves at twice the rate of reductions, and thread blocks pass through the queries in step, so that few of
