@@ -50,6 +50,13 @@ __device__ __forceinline__ void wgmma_n64(float (&d)[32], uint64_t a, uint64_t b
                : HYSCALE_NUMBERS_32("+f", 0)
                : "l"(a), "l"(b), "r"(accumulate), "n"(kTransA), "n"(kTransB));
 }
+// The same with a in registers, as mma.sync m16n8k16 has it.
+template <int kTransB>
+__device__ __forceinline__ void wgmma_n64_registers(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  asm volatile(HYSCALE_WGMMA("m64n64k16.f32.bf16.bf16", HYSCALE_PLACES_32, "{%32, %33, %34, %35}", "%36", "%37", ", %38")
+               : HYSCALE_NUMBERS_32("+f", 0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransB));
+}
 template <int kTransA, int kTransB>
 __device__ __forceinline__ void wgmma_n128(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {
   asm volatile(HYSCALE_WGMMA("m64n128k16.f32.bf16.bf16", HYSCALE_PLACES_64, "%64", "%65", "%66", ", %67, %68")

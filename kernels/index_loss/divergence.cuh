@@ -1,17 +1,8 @@
 // Divergence of the index loss on CUDA, shared by its forms.
 #pragma once
-#include <cuda_runtime.h>
+#include "kernels/common/cuda.cuh"
 
 namespace hyscale {
-
-__device__ __forceinline__ float warp_sum(float x) {
-  for (int offset = 16; offset; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-  return x;
-}
-__device__ __forceinline__ float warp_max(float x) {
-  for (int offset = 16; offset; offset /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
-  return x;
-}
 
 // Scores become the gradient grad_scale * (r - p); returns KL(p || r), the same in all of the `threads` threads that call;
 // sum(x) and max(x) reduce over them.

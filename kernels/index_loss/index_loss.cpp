@@ -27,7 +27,7 @@ void index_loss(const IndexLoss& l) {
 
 size_t index_loss_workspace_bytes(const IndexLoss& l) {
 #ifdef HYSCALE_HAS_CUDA
-  if (l.q.dtype() != DType::f32) return index_loss_cuda_workspace_bytes(l);
+  if (l.q.device().is_cuda() || l.q.dtype() != DType::f32) return index_loss_cuda_workspace_bytes(l);
 #endif
   return index_loss_ref_workspace_bytes(l);
 }

@@ -11,6 +11,7 @@
 
 namespace hyscale {
 
+// CUDA takes q, keys and dq in bf16 with f32 sums, and all three in f32 without tensor cores.
 struct IndexLoss {
   Tensor q;         // [T, H, D]     indexer queries
   Tensor weights;   // f32 [T, H], or absent: all ones

@@ -15,7 +15,6 @@
 namespace hyscale {
 namespace {
 
-using bf16 = __nv_bfloat16;
 constexpr int kWarps = 4, kThreads = 32 * kWarps, kKeys = 16, kHeads = 8, kDims = 128, kPieces = kDims / 32;
 
 struct Shared {

@@ -116,21 +116,13 @@ __device__ float divergence(Shared<kHeads>& s, const IndexLossArguments& a, cons
   return group_sum(loss, s.parts[0], thread);
 }
 
-template <int kHeads, bool kFixed>
 __device__ __forceinline__ void reduce_block(const IndexLossArguments& a, float (&d)[32], const int32_t* ids, int block, int lane) {
-  if constexpr (kFixed) {
-    const float unit = __ldg(&a.unit->scale);
-    for_each_line(d, lane, [&](int row, int column, float x) {
-      if (ids[row] >= 0) add_fixed(a.sums + static_cast<int64_t>(ids[row]) * kDims + block * 64 + column, x, unit);
-    });
-  } else {
-    for_each_line_of_fours(d, lane, [&](int row, int column, float x, float y, float z, float w) {
-      if (ids[row] >= 0) add_four(a.dkeys + ids[row] * a.dkeys_stride + block * 64 + column, x, y, z, w);
-    });
-  }
+  for_each_line_of_fours(d, lane, [&](int row, int column, float x, float y, float z, float w) {
+    if (ids[row] >= 0) add_four(a.dkeys + ids[row] * a.dkeys_stride + block * 64 + column, x, y, z, w);
+  });
 }
 
-template <int kHeads, bool kFixed>
+template <int kHeads>
 __device__ void consume(Shared<kHeads>& s, const IndexLossArguments& a, int count, int thread) {
   const int64_t t = blockIdx.x;
   const int tiles = (count + kKeys - 1) / kKeys, lane = thread % 32, warp = thread / 32, row = warp * 16 + lane / 4, column = lane % 4 * 2;
@@ -216,7 +208,7 @@ __device__ void consume(Shared<kHeads>& s, const IndexLossArguments& a, int coun
         if (kAtOnce - i == 2) wgmma_wait<2>();
         else wgmma_wait<1>();
         pin(d[i]);
-        reduce_block<kHeads, kFixed>(a, d[i], ids + tile * kKeys + warp * 16, first + i, lane);
+        reduce_block(a, d[i], ids + tile * kKeys + warp * 16, first + i, lane);
       }
     }
     wgmma_wait<0>();
@@ -245,7 +237,7 @@ __device__ void consume(Shared<kHeads>& s, const IndexLossArguments& a, int coun
   if (thread < kHeads) a.dweights[t * kHeads + thread] = s.dweights[0][thread] + s.dweights[1][thread] + (s.dweights[2][thread] + s.dweights[3][thread]);
 }
 
-template <int kHeads, bool kFixed>
+template <int kHeads>
 __global__ void __launch_bounds__(kThreads, 2) one_query(const IndexLossArguments a) {
   extern __shared__ unsigned char raw[];
   Shared<kHeads>& s = *reinterpret_cast<Shared<kHeads>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
@@ -279,23 +271,22 @@ __global__ void __launch_bounds__(kThreads, 2) one_query(const IndexLossArgument
     produce(s, a, ids, count, thread);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
-    consume<kHeads, kFixed>(s, a, count, thread - kGroup);
+    consume<kHeads>(s, a, count, thread - kGroup);
   }
 }
 
-template <int kHeads, bool kFixed>
+template <int kHeads>
 void launch(const IndexLossArguments& a, int64_t queries, cudaStream_t stream) {
   const size_t shared = sizeof(Shared<kHeads>) + 1024 + static_cast<size_t>(padded(a.k)) * (sizeof(float) + sizeof(int32_t));
-  const cudaError_t status = cudaFuncSetAttribute(one_query<kHeads, kFixed>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+  const cudaError_t status = cudaFuncSetAttribute(one_query<kHeads>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
   HYSCALE_CHECK(status == cudaSuccess, "index loss needs ", shared, " bytes of shared memory: ", cudaGetErrorString(status));
-  one_query<kHeads, kFixed><<<static_cast<unsigned>(queries), kThreads, shared, stream>>>(a);
+  one_query<kHeads><<<static_cast<unsigned>(queries), kThreads, shared, stream>>>(a);
 }
 
 }  // namespace
 
 void index_loss_hopper(const IndexLossArguments& a, int64_t queries, cudaStream_t stream) {
-  if (a.heads == 32) a.sums ? launch<32, true>(a, queries, stream) : launch<32, false>(a, queries, stream);
-  else a.sums ? launch<64, true>(a, queries, stream) : launch<64, false>(a, queries, stream);
+  (a.heads == 32 ? launch<32> : launch<64>)(a, queries, stream);
 }
 
 }  // namespace hyscale
