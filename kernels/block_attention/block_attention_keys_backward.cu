@@ -4,7 +4,8 @@
 // a query does not read a key:
 //   P = exp(scale X - lse), dX = scale P (dP - delta), delta[h] = dout[h] . out[h]
 //   dk += dX^T Q     dv += P^T dO
-// One warpgroup makes P and dv; the other makes dX of that P, and dk. Queries ascend, and a row is added to once, beside the tails of other queries.
+// Each of two warpgroups takes half of the heads for P and dX, and dk or dv. Queries ascend, and a row is added to once, beside the tails of
+// other queries.
 //
 // What bounds it: a reader brings 12 KiB of q and dout per group of heads, as much as its block's reductions (8 KiB) and keys would take, but
 // these are reads, which L2 serves at twice the rate of reductions, and thread blocks pass through the queries in step, so that few of
@@ -27,8 +28,8 @@ struct Shared {
   alignas(1024) unsigned char v[kColumns][kTileBytes];
   alignas(1024) unsigned char q[2][kColumns][kTileBytes];
   alignas(1024) unsigned char dout[2][kColumns][kTileBytes];
-  alignas(1024) unsigned char p[2][kTileBytes];  // [keys][heads]
-  alignas(1024) unsigned char dx[kTileBytes];    // [keys][heads]
+  alignas(1024) unsigned char p[2][kTileBytes];   // [keys][heads]
+  alignas(1024) unsigned char dx[2][kTileBytes];  // [keys][heads]
   float lse[2][kRows], delta[2][kRows];           // lse in units of log2; +inf for padding, whose P is then 0
   uint32_t blocks[2][kRows];                      // that the head's query reads
   int32_t rows[kKeys];                            // of k and v; -1 beyond the last block
@@ -45,9 +46,7 @@ struct Arguments {
   float scale;
 };
 
-// P of a stage is in shared memory; the other warpgroup has read it; a warpgroup's own operand is complete.
-enum Barrier { kReady = 1, kTaken = 3, kOwn = 5 };
-__device__ __forceinline__ void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+enum Barrier { kWritten = 1 };
 
 __device__ void produce(Shared& s, const Arguments& a, int tile, int group, const uint32_t* readers, int count, int thread) {
   const int piece = thread % 8, first_row = thread / 8;
@@ -109,84 +108,77 @@ __device__ __forceinline__ int thread_again() {
   return x % kGroup;
 }
 
-// x = keys rows^T, issued.
-__device__ __forceinline__ void issue_products(float (&x)[32], const unsigned char (*keys)[kTileBytes], const unsigned char (*rows)[kTileBytes]) {
+// Scores and their gradients of the warpgroup's 32 heads, issued.
+template <int kPart>
+__device__ __forceinline__ void issue_scores(const Shared& s, int stage, float (&x)[16], float (&dp)[16]) {
 #pragma unroll
   for (int kk = 0; kk < kDims / 16; ++kk)
-    wgmma_n64<0, 0>(x, row_descriptor(shared_address(keys[kk / 4])) + kk % 4 * 2, row_descriptor(shared_address(rows[kk / 4])) + kk % 4 * 2, kk != 0);
+    wgmma_n32<0, 0>(x, row_descriptor(shared_address(s.k[kk / 4])) + kk % 4 * 2, row_descriptor(shared_address(s.q[stage][kk / 4]) + kPart * 4096) + kk % 4 * 2, kk != 0);
+#pragma unroll
+  for (int kk = 0; kk < kDims / 16; ++kk)
+    wgmma_n32<0, 0>(dp, row_descriptor(shared_address(s.v[kk / 4])) + kk % 4 * 2, row_descriptor(shared_address(s.dout[stage][kk / 4]) + kPart * 4096) + kk % 4 * 2, kk != 0);
   wgmma_commit();
 }
 
-// What a thread holds of a product: pairs of heads `column`, `column` + 1 of a key, x[i] and x[i + 1].
-template <typename Function>
-__device__ __forceinline__ void for_each_pair(Function function) {
-  const int thread = thread_again(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+// P and dX of the warpgroup's 32 heads for the 64 keys, to shared memory.
+template <int kPart>
+__device__ __forceinline__ void write_gradients(Shared& s, int stage, float scale, const float (&x)[16], const float (&dp)[16]) {
+  const int thread = thread_again(), lane = thread % 32, row = thread / 32 * 16 + lane / 4, column = kPart * 32 + lane % 4 * 2;
 #pragma unroll
-  for (int j = 0; j < 8; ++j)
+  for (int j = 0; j < 4; ++j) {
+    const float2 lse = *reinterpret_cast<const float2*>(&s.lse[stage][column + 8 * j]), delta = *reinterpret_cast<const float2*>(&s.delta[stage][column + 8 * j]);
+    const uint2 blocks = *reinterpret_cast<const uint2*>(&s.blocks[stage][column + 8 * j]);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) function(row + 8 * half, 8 * j + lane % 4 * 2, 4 * j + 2 * half, tile_offset(row + 8 * half, j) + lane % 4 * 4);
-}
-
-// P to shared memory, for both warpgroups.
-__device__ __forceinline__ void write_probabilities(Shared& s, int stage, float scale_log2, const float (&x)[32]) {
-  for_each_pair([&](int key, int column, int i, uint32_t at) {
-    const float2 lse = *reinterpret_cast<const float2*>(&s.lse[stage][column]);
-    const uint2 blocks = *reinterpret_cast<const uint2*>(&s.blocks[stage][column]);
-    const float p0 = blocks.x >> key / 4 & 1 ? exp2f(x[i] * scale_log2 - lse.x) : 0.f, p1 = blocks.y >> key / 4 & 1 ? exp2f(x[i + 1] * scale_log2 - lse.y) : 0.f;
-    *reinterpret_cast<__nv_bfloat162*>(s.p[stage] + at) = __floats2bfloat162_rn(p0, p1);
-  });
-}
-__device__ __forceinline__ void write_gradients(Shared& s, int stage, float scale, const float (&dp)[32]) {
-  for_each_pair([&](int, int column, int i, uint32_t at) {
-    const float2 delta = *reinterpret_cast<const float2*>(&s.delta[stage][column]), p = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(s.p[stage] + at));
-    *reinterpret_cast<__nv_bfloat162*>(s.dx + at) = __floats2bfloat162_rn(scale * p.x * (dp[i] - delta.x), scale * p.y * (dp[i + 1] - delta.y));
-  });
+    for (int half = 0; half < 2; ++half) {
+      const int key = row + 8 * half, i = 4 * j + 2 * half;
+      const float p0 = blocks.x >> key / 4 & 1 ? exp2f(x[i] * scale * kLog2E - lse.x) : 0.f, p1 = blocks.y >> key / 4 & 1 ? exp2f(x[i + 1] * scale * kLog2E - lse.y) : 0.f;
+      const uint32_t at = tile_offset(key, kPart * 4 + j) + lane % 4 * 4;
+      *reinterpret_cast<__nv_bfloat162*>(s.p[stage] + at) = __floats2bfloat162_rn(p0, p1);
+      *reinterpret_cast<__nv_bfloat162*>(s.dx[stage] + at) = __floats2bfloat162_rn(scale * p0 * (dp[i] - delta.x), scale * p1 * (dp[i + 1] - delta.y));
+    }
+  }
 }
 
 template <int kPart>
 __device__ void consume(Shared& s, const Arguments& a, int group, int steps) {
-  float sums[2 * 64] = {}, x[32];  // sums of dv or dk; scores or their gradients
-  const auto issue_scores = [&](int stage) { kPart == 0 ? issue_products(x, s.k, s.q[stage]) : issue_products(x, s.v, s.dout[stage]); };
+  float sums[2 * 64] = {}, x[16], dp[16];  // sums of dk or dv
   barrier_wait(&s.k_full, 0);
   barrier_wait(&s.full[0], 0);
   pin(x);
+  pin(dp);
   wgmma_begin();
-  issue_scores(0);
+  issue_scores<kPart>(s, 0, x, dp);
   wgmma_wait<0>();
   pin(x);
+  pin(dp);
   for (int step = 0; step < steps; ++step) {
     const int stage = step % 2;
-    if (kPart == 0) {
-      if (step >= 2) named_sync(kTaken + stage, kMath);
-      write_probabilities(s, stage, a.scale * kLog2E, x);
-    } else {
-      named_sync(kReady + stage, kMath);
-      write_gradients(s, stage, a.scale, x);
-    }
+    write_gradients<kPart>(s, stage, a.scale, x, dp);
     fence_to_async();
-    if (kPart == 0) named_arrive(kReady + stage, kMath);
-    else if (step + 2 < steps) named_arrive(kTaken + stage, kMath);
-    named_sync(kOwn + kPart, kGroup);
+    named_sync(kWritten, kMath);
     pin(sums);
     pin(x);
+    pin(dp);
     wgmma_begin();
 #pragma unroll
     for (int kk = 0; kk < kRows / 16; ++kk)
-      wgmma_n256<0, 1>(sums, row_descriptor(shared_address(kPart == 0 ? s.p[stage] : s.dx)) + kk * 2,
-                       column_descriptor(shared_address(kPart == 0 ? s.dout[stage][0] : s.q[stage][0])) + kk * 128, 1);
+      wgmma_n256<0, 1>(sums, row_descriptor(shared_address(kPart == 0 ? s.dx[stage] : s.p[stage])) + kk * 2,
+                       column_descriptor(shared_address(kPart == 0 ? s.q[stage][0] : s.dout[stage][0])) + kk * 128, 1);
     wgmma_commit();
     wgmma_wait<0>();
     pin(sums);
     barrier_arrive(&s.empty[stage]);
     if (step + 1 < steps) barrier_wait(&s.full[1 - stage], (step + 1) / 2 & 1);
     pin(x);
+    pin(dp);
     wgmma_begin();
-    issue_scores(1 - stage);  // behind the last step of what lies there; nobody reads it
+    issue_scores<kPart>(s, 1 - stage, x, dp);  // behind the last step of what lies there; nobody reads it
     wgmma_wait<0>();
     pin(x);
+    pin(dp);
   }
   const int thread = thread_again();
-  float* to = (kPart == 0 ? a.dv : a.dk) + group * kDims;
+  float* to = (kPart == 0 ? a.dk : a.dv) + group * kDims;
 #pragma unroll
   for (int b = 0; b < kColumns; ++b) {
     float part[32];

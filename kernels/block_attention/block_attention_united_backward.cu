@@ -3,9 +3,9 @@
 // dX 0 where a query does not read a key:
 //   P = exp(scale X - lse), dX = scale P (dP - delta), delta[h] = dout[h] . out[h]
 //   dq += dX K     dk(row) += dX^T Q     dv(row) += P^T dO
-// Each of two warpgroups takes half of the heads for P and dX, half of the columns of dq, and dk or dv. Contributions to a row are summed
-// over the queries and their heads before they leave the chip. The groups of heads are a cluster: each keeps the sums of P over its heads,
-// and at the end they share out adding them up and taking the largest of every block.
+// Each of two warpgroups takes every other tile of keys, so that one multiplies while the other makes P and dX; their dq meet at the end.
+// Contributions to a row are summed over the queries and their heads before they leave the chip. The groups of heads are a cluster: each
+// keeps the sums of P over its heads, and at the end they share out adding them up and taking the largest of every block.
 //
 // What bounds it: rows of dk and dv are f32, 2 KiB of reductions for each gathered KiB; without anything shared 8.4 MB per query. The union
 // of five queries' blocks divides both by up to five. Where it is about as large as the selections, dk and dv are left to
@@ -30,11 +30,10 @@ struct Shared {
   alignas(1024) unsigned char q[kColumns][kTileBytes];
   alignas(1024) unsigned char dout[kColumns][kTileBytes];
   alignas(1024) unsigned char rows[kStages][kColumns][kTileBytes];  // of K and of V in turn
-  alignas(1024) unsigned char p[kTileBytes];   // [keys][heads]
-  alignas(1024) unsigned char dx[kTileBytes];  // [keys][heads]
-  float lse[kRows], delta[kRows];              // lse in units of log2; +inf for padding, whose P is then 0
-  int shift[kRows];                            // of a head's query among the readers of a block
-  float fours[kRows / 4][kKeys];               // sums of P over four neighbouring heads
+  alignas(1024) unsigned char dx[2][kTileBytes];  // of each warpgroup: [keys][heads], dX and then P
+  alignas(8) float lse[kRows], delta[kRows];   // lse in units of log2; +inf for padding, whose P is then 0
+  alignas(8) int shift[kRows];                 // of a head's query among the readers of a block
+  float fours[2][kRows / 4][kKeys];            // of each warpgroup: sums of P over four neighbouring heads
   alignas(16) uint16_t slots[2][kKeys / 4][kMostUnited];
   uint32_t readers[2][kKeys / 4];
   int32_t to[2][kKeys];                        // rows of dk and dv to add to; -1: none
@@ -56,7 +55,7 @@ struct Arguments {
   KeyReaders readers;
 };
 
-enum Barrier { kReady = 1, kWritten, kConsumed };
+enum Barrier { kReady = 1, kExchange, kOwn };
 
 __device__ __forceinline__ int64_t first_query(const Arguments& a) { return a.first + static_cast<int64_t>(blockIdx.x / a.groups) * a.u.united; }
 
@@ -116,7 +115,7 @@ __device__ void produce(Shared& s, const Arguments& a, UnitedCounts counts, int 
       barrier_wait(&s.empty[stage], (turn / kStages - 1) & 1);
     }
     const int block = tile * (kKeys / 4) + thread;
-    if (turn % 2 && thread < kKeys / 4) copy16(shared_address(s.slots[tile & 1][thread]), a.u.slots + (list + min(block, count - 1)) * kMostUnited, block < count);
+    if (turn % 2 == 0 && thread < kKeys / 4) copy16(shared_address(s.slots[tile & 1][thread]), a.u.slots + (list + min(block, count - 1)) * kMostUnited, block < count);
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const bool read = of_row[r].readers & 0x11111111u << token;
@@ -125,7 +124,7 @@ __device__ void produce(Shared& s, const Arguments& a, UnitedCounts counts, int 
       const bf16* from = (turn % 2 ? a.v : a.k) + at + piece * 8;
 #pragma unroll
       for (int b = 0; b < kColumns; ++b) copy16(shared_address(s.rows[stage][b]) + tile_offset(row, piece), from + b * 64, read);
-      if (turn % 2 == 0 || piece != 0) continue;
+      if (turn % 2 || piece != 0) continue;
       const bool summed = read && tile * (kKeys / 4) + row / 4 >= first_summed;
       s.to[tile & 1][row] = summed ? of_row[r].row + token : -1;
       if (token == 0) s.readers[tile & 1][row / 4] = of_row[r].readers;
@@ -168,59 +167,72 @@ __device__ __forceinline__ int thread_again() {
   return x % kGroup;
 }
 
-// P and dX of the warpgroup's 32 heads for the 64 keys, and sums of P over fours of heads, to shared memory.
-template <int kPart>
-__device__ __forceinline__ void score_gradients(Shared& s, const Arguments& a, int tile) {
-  const int stage = 2 * tile % kStages;
-  const uint32_t* readers = s.readers[tile & 1];
-  const int thread = thread_again(), lane = thread % 32, row = thread / 32 * 16 + lane / 4, column = kPart * 32 + lane % 4 * 2;
-  float x[16], dp[16];
+// x = keys rows^T, finished.
+__device__ __forceinline__ void multiply(float (&x)[32], const unsigned char (*keys)[kTileBytes], const unsigned char (*rows)[kTileBytes]) {
   pin(x);
-  pin(dp);
   wgmma_begin();
 #pragma unroll
   for (int kk = 0; kk < kDims / 16; ++kk)
-    wgmma_n32<0, 0>(x, row_descriptor(shared_address(s.rows[stage][kk / 4])) + kk % 4 * 2, row_descriptor(shared_address(s.q[kk / 4]) + kPart * 4096) + kk % 4 * 2, kk != 0);
-#pragma unroll
-  for (int kk = 0; kk < kDims / 16; ++kk)
-    wgmma_n32<0, 0>(dp, row_descriptor(shared_address(s.rows[stage + 1][kk / 4])) + kk % 4 * 2, row_descriptor(shared_address(s.dout[kk / 4]) + kPart * 4096) + kk % 4 * 2, kk != 0);
+    wgmma_n64<0, 0>(x, row_descriptor(shared_address(keys[kk / 4])) + kk % 4 * 2, row_descriptor(shared_address(rows[kk / 4])) + kk % 4 * 2, kk != 0);
   wgmma_commit();
   wgmma_wait<0>();
   pin(x);
-  pin(dp);
-  barrier_arrive(&s.empty[stage + 1]);
+}
+
+// P of the tile's scores, rounded, and sums of it over fours of heads.
+template <int kPart>
+__device__ __forceinline__ void probabilities(Shared& s, const Arguments& a, int tile, const float (&x)[32], __nv_bfloat162 (&p)[16]) {
+  const int thread = thread_again(), lane = thread % 32, row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
   const float scale_log2 = a.scale * kLog2E;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int key = row + 8 * half;
-    const uint32_t of_key = readers[key / 4] >> key % 4;
+    const uint32_t of_key = s.readers[tile & 1][key / 4] >> key % 4;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      float p[2], dx[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int head = column + 8 * j + e, i = 4 * j + 2 * half + e;
-        p[e] = of_key >> s.shift[head] & 1 ? exp2f(x[i] * scale_log2 - s.lse[head]) : 0.f;
-        dx[e] = a.scale * p[e] * (dp[i] - s.delta[head]);
-      }
-      const uint32_t at = tile_offset(key, kPart * 4 + j) + lane % 4 * 4;
-      *reinterpret_cast<__nv_bfloat162*>(s.p + at) = __floats2bfloat162_rn(p[0], p[1]);
-      *reinterpret_cast<__nv_bfloat162*>(s.dx + at) = __floats2bfloat162_rn(dx[0], dx[1]);
-      const float four = p[0] + p[1] + __shfl_xor_sync(~0u, p[0] + p[1], 1);
-      if (lane % 2 == 0) s.fours[kPart * 8 + 2 * j + lane % 4 / 2][key] = four;
+    for (int j = 0; j < 8; ++j) {
+      const float2 lse = *reinterpret_cast<const float2*>(&s.lse[column + 8 * j]);
+      const int2 shift = *reinterpret_cast<const int2*>(&s.shift[column + 8 * j]);
+      const int i = 4 * j + 2 * half;
+      const float p0 = of_key >> shift.x & 1 ? exp2f(x[i] * scale_log2 - lse.x) : 0.f, p1 = of_key >> shift.y & 1 ? exp2f(x[i + 1] * scale_log2 - lse.y) : 0.f;
+      p[i / 2] = __floats2bfloat162_rn(p0, p1);
+      const float four = p0 + p1 + __shfl_xor_sync(~0u, p0 + p1, 1);
+      if (lane % 2 == 0) s.fours[kPart][2 * j + lane % 4 / 2][key] = four;
     }
   }
 }
 
+// dX of the gradients of P, into the warpgroup's operand.
+template <int kPart>
+__device__ __forceinline__ void write_gradients(Shared& s, const Arguments& a, const float (&dp)[32], const __nv_bfloat162 (&p)[16]) {
+  const int thread = thread_again(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 delta = *reinterpret_cast<const float2*>(&s.delta[8 * j + lane % 4 * 2]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = 4 * j + 2 * half;
+      const float2 of_pair = __bfloat1622float2(p[i / 2]);
+      *reinterpret_cast<__nv_bfloat162*>(s.dx[kPart] + tile_offset(row + 8 * half, j) + lane % 4 * 4) =
+          __floats2bfloat162_rn(a.scale * of_pair.x * (dp[i] - delta.x), a.scale * of_pair.y * (dp[i + 1] - delta.y));
+    }
+  }
+}
+template <int kPart>
+__device__ __forceinline__ void write_probabilities(Shared& s, const __nv_bfloat162 (&p)[16]) {
+  const int thread = thread_again(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) *reinterpret_cast<__nv_bfloat162*>(s.dx[kPart] + tile_offset(row + 8 * (i % 2), i / 2) + lane % 4 * 4) = p[i];
+}
+
 __device__ __forceinline__ float* head_sums_of(const Arguments& a, unsigned block) { return a.head_sums + static_cast<int64_t>(block) * a.u.united * a.u.k * 4; }
 
-// Sums of P over the heads, into the places that the selections give the tile's blocks. 256 threads.
-__device__ __forceinline__ void keep_head_sums(Shared& s, const Arguments& a, int tile, int selected, int thread) {
-  for (int i = thread; i < kKeys * a.u.united; i += kMath) {
+// Sums of P over the heads, into the places that the selections give the tile's blocks. A warpgroup.
+__device__ __forceinline__ void keep_head_sums(const Shared& s, const float (&fours)[kRows / 4][kKeys], const Arguments& a, int tile, int selected, int thread) {
+  for (int i = thread; i < kKeys * a.u.united; i += kGroup) {
     const int key = i % kKeys, query = i / kKeys, block = key / 4;
     if (tile * (kKeys / 4) + block >= selected || !(s.readers[tile & 1][block] >> 4 * query & 1)) continue;
     float sum = 0;
-    for (int four = query * a.heads / 4; four < (query + 1) * a.heads / 4; ++four) sum += s.fours[four][key];
+    for (int four = query * a.heads / 4; four < (query + 1) * a.heads / 4; ++four) sum += fours[four][key];
     head_sums_of(a, blockIdx.x)[(query * a.u.k + s.slots[tile & 1][block][query]) * 4 + key % 4] = sum;
   }
 }
@@ -247,46 +259,61 @@ __device__ void consume(Shared& s, const Arguments& a, UnitedCounts count) {
   load_statistics(s, a, kPart * kGroup + thread_again());
   named_sync(kReady, kMath);
   barrier_wait(&s.q_full, 0);
-  float dq[2][32] = {};
-  for (int tile = 0; tile < tiles; ++tile) {
-    const int stage = 2 * tile % kStages;
-    barrier_wait(&s.full[stage], tile / 2 & 1);
-    barrier_wait(&s.full[stage + 1], tile / 2 & 1);
-    score_gradients<kPart>(s, a, tile);
+  float dq[2 * 64] = {}, x[32];
+  constexpr int kStage = 2 * kPart;
+#pragma unroll 1
+  for (int tile = kPart; tile < tiles; tile += 2) {
+    __nv_bfloat162 p[16];
+    barrier_wait(&s.full[kStage], tile / 2 & 1);
+    multiply(x, s.rows[kStage], s.q);
+    probabilities<kPart>(s, a, tile, x, p);
+    barrier_wait(&s.full[kStage + 1], tile / 2 & 1);
+    multiply(x, s.rows[kStage + 1], s.dout);
+    barrier_arrive(&s.empty[kStage + 1]);
+    write_gradients<kPart>(s, a, x, p);
     fence_to_async();
-    named_sync(kWritten, kMath);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) pin(dq[i]);
+    named_sync(kOwn + kPart, kGroup);
+    pin(dq);
     wgmma_begin();
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-#pragma unroll
-      for (int kk = 0; kk < kKeys / 16; ++kk)
-        wgmma_n64<1, 1>(dq[i], column_descriptor(shared_address(s.dx)) + kk * 128, column_descriptor(shared_address(s.rows[stage][kPart * 2 + i])) + kk * 128, 1);
+    for (int kk = 0; kk < kKeys / 16; ++kk)
+      wgmma_n256<1, 1>(dq, column_descriptor(shared_address(s.dx[kPart])) + kk * 128, column_descriptor(shared_address(s.rows[kStage][0])) + kk * 128, 1);
     wgmma_commit();
-    wgmma_wait<0>();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) pin(dq[i]);
     const int thread = thread_again();
-    if (a.block_mass) keep_head_sums(s, a, tile, count.selected, kPart * kGroup + thread);
-    const int64_t stride = int64_t{a.groups} * kDims;
-    float* to = (kPart == 0 ? a.dk : a.dv) + blockIdx.x % a.groups * kDims;
+    if (a.block_mass) keep_head_sums(s, s.fours[kPart], a, tile, count.selected, thread);
+    wgmma_wait<0>();
+    pin(dq);
+    if (tile >= first_summed) {
+      const int64_t stride = int64_t{a.groups} * kDims, group = blockIdx.x % a.groups;
+      const int32_t* to = s.to[tile & 1] + thread / 32 * 16;
 #pragma unroll 1
-    for (int b = 0; b < kColumns && tile >= first_summed; ++b)
-      add_rows(kPart == 0 ? s.dx : s.p, kPart == 0 ? s.q[b] : s.dout[b], to + b * 64, s.to[tile & 1] + thread / 32 * 16, stride, thread % 32);
-    barrier_arrive(&s.empty[stage]);
-    named_sync(kConsumed, kMath);  // p, dx and fours are free again
+      for (int b = 0; b < kColumns; ++b) add_rows(s.dx[kPart], s.q[b], a.dk + group * kDims + b * 64, to, stride, thread % 32);
+      named_sync(kOwn + kPart, kGroup);
+      write_probabilities<kPart>(s, p);
+      fence_to_async();
+      named_sync(kOwn + kPart, kGroup);
+#pragma unroll 1
+      for (int b = 0; b < kColumns; ++b) add_rows(s.dx[kPart], s.dout[b], a.dv + group * kDims + b * 64, to, stride, thread % 32);
+    }
+    barrier_arrive(&s.empty[kStage]);
+    named_sync(kOwn + kPart, kGroup);  // dx and fours are free again
   }
+  // Each warpgroup adds up and writes half of the columns, through memory that held keys.
+  float* exchange = reinterpret_cast<float*>(s.rows);
   const int thread = thread_again(), lane = thread % 32;
+  named_sync(kExchange, kMath);
+#pragma unroll
+  for (int i = 0; i < 64; ++i) exchange[((1 - kPart) * 64 + i) * kGroup + thread] = dq[(1 - kPart) * 64 + i];
+  named_sync(kExchange, kMath);
+#pragma unroll
+  for (int i = 0; i < 64; ++i) dq[kPart * 64 + i] += exchange[(kPart * 64 + i) * kGroup + thread];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int64_t row = head_row(a, thread / 32 * 16 + lane / 4 + 8 * half);
     if (row < 0) continue;
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-        *reinterpret_cast<__nv_bfloat162*>(a.dq + row * kDims + (kPart * 2 + i) * 64 + 8 * j + lane % 4 * 2) = __floats2bfloat162_rn(dq[i][4 * j + 2 * half], dq[i][4 * j + 2 * half + 1]);
+    for (int j = 16 * kPart; j < 16 * kPart + 16; ++j)
+      *reinterpret_cast<__nv_bfloat162*>(a.dq + row * kDims + 8 * j + lane % 4 * 2) = __floats2bfloat162_rn(dq[4 * j + 2 * half], dq[4 * j + 2 * half + 1]);
   }
 }
 
@@ -318,7 +345,7 @@ __global__ void __launch_bounds__(kThreads, 1) backward(const Arguments a) {
   if (thread == 0) {
     barrier_init(&s.q_full, kGroup);
     for (uint64_t& b : s.full) barrier_init(&b, kGroup);
-    for (uint64_t& b : s.empty) barrier_init(&b, kMath);
+    for (uint64_t& b : s.empty) barrier_init(&b, kGroup);
     asm volatile("fence.mbarrier_init.release.cluster;");
   }
   __syncthreads();
@@ -326,7 +353,7 @@ __global__ void __launch_bounds__(kThreads, 1) backward(const Arguments a) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
     produce(s, a, count, thread);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
     if (warpgroup == 1) consume<0>(s, a, count);
     else consume<1>(s, a, count);
   }
