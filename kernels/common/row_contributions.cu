@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads) add_lists(const __nv_bfloat162* numb
 
 int64_t queries_at_a_time(int64_t queries, int64_t k, int width) {
   constexpr int64_t kBytes = 2'500'000'000, kMost = int64_t{1} << 28, kEven = 8 * 132;
-  const int64_t most = std::max<int64_t>(1, std::min(kBytes / (k * width * 2), kMost / k));
+  const int64_t most = std::max<int64_t>(1, std::min(kBytes / (std::max<int64_t>(1, k) * width * 2), kMost / std::max<int64_t>(1, k)));
   return std::min(queries, most < kEven ? most : most / kEven * kEven);
 }
 
