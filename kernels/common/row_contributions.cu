@@ -1,16 +1,12 @@
 #include "kernels/common/row_contributions.h"
 
-#include <cub/device/device_radix_sort.cuh>
-
 #include "kernels/common/cuda.cuh"
+#include "kernels/common/pair_sort.cuh"
 
 namespace hyscale {
 namespace {
 
 constexpr int kThreads = 256, kAtOnce = 4;
-
-// Counters of the radix sort, and its copies of keys and values.
-size_t sort_bytes_of(int64_t pairs) { return aligned_bytes((size_t{2} << 20) + 9 * static_cast<size_t>(pairs)); }
 
 // Slots beyond a query's count have the row `rows`, which sorts behind all others.
 __global__ void list_pairs(const int32_t* indices, const int32_t* counts, int64_t first, int64_t pairs, int k, uint32_t rows, uint32_t* row_of, uint32_t* pair_of) {
@@ -66,14 +62,14 @@ __global__ void __launch_bounds__(kThreads) add_lists(const __nv_bfloat162* numb
 }  // namespace
 
 int64_t queries_at_a_time(int64_t queries, int64_t k, int width) {
-  constexpr int64_t kBytes = 2'500'000'000, kMost = int64_t{1} << 28, kEven = 8 * 132;
-  const int64_t most = std::max<int64_t>(1, std::min(kBytes / (std::max<int64_t>(1, k) * width * 2), kMost / std::max<int64_t>(1, k)));
+  constexpr int64_t kBytes = 2'500'000'000, kPairs = int64_t{1} << 28, kEven = 8 * 132;
+  const int64_t slots = std::max<int64_t>(1, k), most = std::max<int64_t>(1, std::min(kBytes / (slots * width * 2), kPairs / slots));
   return std::min(queries, most < kEven ? most : most / kEven * kEven);
 }
 
 size_t row_contributions_bytes(int64_t queries, int64_t k, int width) {
   const int64_t pairs = queries * k;
-  return aligned_bytes(static_cast<size_t>(pairs * width) * 2) + 4 * aligned_bytes(static_cast<size_t>(pairs) * 4) + sort_bytes_of(pairs);
+  return aligned_bytes(static_cast<size_t>(pairs * width) * 2) + 4 * aligned_bytes(static_cast<size_t>(pairs) * 4) + pair_sort_bytes(pairs);
 }
 
 RowContributions take_row_contributions(int64_t queries, int64_t k, int width, Workspace& w) {
@@ -81,7 +77,7 @@ RowContributions take_row_contributions(int64_t queries, int64_t k, int width, W
   RowContributions c;
   c.numbers = w.take<bf16>(pairs * width);
   for (uint32_t** list : {&c.rows, &c.sorted_rows, &c.pairs, &c.sorted_pairs}) *list = w.take<uint32_t>(pairs);
-  c.sort_bytes = sort_bytes_of(pairs);
+  c.sort_bytes = pair_sort_bytes(pairs);
   c.sort = w.take<char>(static_cast<int64_t>(c.sort_bytes));
   return c;
 }
@@ -89,24 +85,15 @@ RowContributions take_row_contributions(int64_t queries, int64_t k, int width, W
 void sort_pairs(const Selection& selection, int64_t first, int64_t last, int64_t rows, const RowContributions& c, cudaStream_t stream) {
   const int64_t k = selection.indices.size(1), pairs = (last - first) * k;
   list_pairs<<<grid_for(pairs, kThreads), kThreads, 0, stream>>>(selection.indices.i32(), selection.counts.i32(), first, pairs, static_cast<int>(k), static_cast<uint32_t>(rows), c.rows, c.pairs);
-  int bits = 1;
-  while (int64_t{1} << bits <= rows) ++bits;
-  size_t bytes = 0;
-  check_cuda(cub::DeviceRadixSort::SortPairs(nullptr, bytes, c.rows, c.sorted_rows, c.pairs, c.sorted_pairs, pairs, 0, bits, stream), "sort of selected rows");
-  HYSCALE_CHECK(bytes <= c.sort_bytes, "the sort of ", pairs, " selected rows wants ", bytes, " bytes, not ", c.sort_bytes);
-  check_cuda(cub::DeviceRadixSort::SortPairs(c.sort, bytes, c.rows, c.sorted_rows, c.pairs, c.sorted_pairs, pairs, 0, bits, stream), "sort of selected rows");
+  sort_by_key(c.rows, c.sorted_rows, c.pairs, c.sorted_pairs, pairs, rows, c.sort, c.sort_bytes, stream);
   check_launch("sort of selected rows");
 }
 
 void add_contributions(const RowContributions& c, int64_t pairs, int width, const Tensor& to, cudaStream_t stream) {
-  const auto add = [&](auto words) {
-    add_lists<decltype(words)::value><<<grid_for(pairs, kThreads), kThreads, 0, stream>>>(reinterpret_cast<const __nv_bfloat162*>(c.numbers), c.sorted_rows, c.sorted_pairs, pairs,
-                                                                                         static_cast<uint32_t>(to.size(0)), to.f32(), to.stride(0));
-  };
-  HYSCALE_CHECK(width == 128 || width == 512 || width == 576, "contributions of ", width, " numbers; 128, 512 and 576 are supported");
-  if (width == 128) add(std::integral_constant<int, 2>{});
-  else if (width == 512) add(std::integral_constant<int, 8>{});
-  else add(std::integral_constant<int, 9>{});
+  HYSCALE_CHECK(width == 512 || width == 576, "contributions of ", width, " numbers; 512 and 576 are supported");
+  const auto kernel = width == 512 ? add_lists<8> : add_lists<9>;
+  kernel<<<grid_for(pairs, kThreads), kThreads, 0, stream>>>(reinterpret_cast<const __nv_bfloat162*>(c.numbers), c.sorted_rows, c.sorted_pairs, pairs, static_cast<uint32_t>(to.size(0)),
+                                                             to.f32(), to.stride(0));
   check_launch("sums of contributions to rows");
 }
 
