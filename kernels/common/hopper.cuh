@@ -94,16 +94,38 @@ __device__ __forceinline__ void for_each_line(float (&d)[32], int lane, Add add)
 #pragma unroll
   for (int i = 0; i < 32; ++i) add((lane >> 4) * 4 + (i >> 2 & 1) * 2 + (i & 1) + (i >> 1 & 1) * 8, column + (i >> 3) * 16, d[i]);
 }
-// add(row, column, x, y, z, w): four columns from `column` on.
-template <typename Add>
-__device__ __forceinline__ void for_each_line_of_fours(float (&d)[32], int lane, Add add) {
-  trade<4, 1>(d, lane);
-  trade<8, 4>(d, lane);
-  const int column = (lane & 1) * 8 + (lane >> 1 & 1) * 4 + (lane >> 2 & 1) * 16;
+// Adds `x` to four numbers where id >= 0.
+template <int kOffset>
+__device__ __forceinline__ void add_four_if(int32_t id, float* to, const float (&x)[4]) {
+  asm volatile("{\n.reg .pred p;\nsetp.ge.s32 p, %5, 0;\n@p red.global.add.v4.f32 [%0 + %6], {%1, %2, %3, %4};\n}" ::"l"(to), "f"(x[0]), "f"(x[1]),
+               "f"(x[2]), "f"(x[3]), "r"(id), "n"(kOffset)
+               : "memory");
+}
+// Adds the 16 rows to rows ids[0..15] of `to`, `stride` numbers apart, those of id >= 0. A lane adds to four rows, each address computed once and no branches:
+// arithmetic and branches for every addition took as long as the additions.
+__device__ __forceinline__ void add_rows(float (&d)[32], float* to, uint32_t stride, const int32_t* ids, int lane) {
+  trade<4, 1>(d, lane);  // a lane has fours of columns
+  const bool upper = lane & 4;
+  float* own_columns = to + (lane & 1) * 8 + (lane >> 1 & 1) * 4 + (lane >> 2 & 1) * 16;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    if (i & 5) continue;
-    add((lane >> 3) * 2 + (i >> 3 & 1) + (i >> 1 & 1) * 8, column + (i >> 4) * 32, d[i], d[i + 1], d[i + 4], d[i + 5]);
+  for (int high = 0; high < 2; ++high) {
+    // Of two lanes of neighbouring rows one takes 16 of 32 columns of both rows, the other the rest.
+    const int32_t own_id = ids[lane / 4 + 8 * high], other_id = ids[(lane / 4 ^ 1) + 8 * high];
+    float *own_row = own_columns + static_cast<uint64_t>(static_cast<uint32_t>(own_id)) * stride;
+    float *other_row = own_columns + static_cast<uint64_t>(static_cast<uint32_t>(other_id)) * stride;
+    float own[2][4], other[2][4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const int i = 16 * half + 2 * high + n / 2 * 4 + n % 2;
+        own[half][n] = upper ? d[i + 8] : d[i];
+        other[half][n] = __shfl_xor_sync(~0u, upper ? d[i] : d[i + 8], 4);
+      }
+    add_four_if<0>(own_id, own_row, own[0]);
+    add_four_if<128>(own_id, own_row, own[1]);
+    add_four_if<0>(other_id, other_row, other[0]);
+    add_four_if<128>(other_id, other_row, other[1]);
   }
 }
 // store(row, column, eight): eight columns from `column` on in bf16; a warp's calls at a time cover 64 bytes of eight rows each.

@@ -95,22 +95,39 @@ __device__ void produce(Shared<kDk>& s, const Arguments& a, int count, int threa
   }
 }
 
-// delta and lse of every head; 8 warps.
+// delta and lse of every head; 8 warps. All loads of a few heads are on their way at once: one after another they took 8% of the kernel.
 template <int kDk>
 __device__ void load_statistics(Shared<kDk>& s, const Arguments& a, int thread) {
+  constexpr int kAtOnce = 4, kPieces = kDv / 8 / 32;
   const int lane = thread % 32;
-  for (int h = thread / 32; h < kHeads; h += 8) {
-    const int64_t row = (a.first + blockIdx.x) * a.heads + h;
-    float sum = 0;
-    for (int d = lane * 2; h < a.heads && d < kDv; d += 64) {
-      const float2 x = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(a.out + row * kDv + d));
-      const float2 y = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(a.dout + row * kDv + d));
-      sum += x.x * y.x + x.y * y.y;
-    }
-    for (int offset = 16; offset; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-    if (lane == 0) {
-      s.delta[h] = sum;
-      s.lse[h] = h < a.heads ? a.lse[row] * 1.4426950408889634f : INFINITY;
+  const int64_t first = (a.first + blockIdx.x) * a.heads;
+#pragma unroll 1
+  for (int h0 = thread / 32 * 8; h0 < thread / 32 * 8 + 8; h0 += kAtOnce) {
+    uint4 out[kAtOnce][kPieces], dout[kAtOnce][kPieces];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+      for (int n = 0; n < kPieces; ++n) {
+        const int64_t at = (first + min(h0 + i, a.heads - 1)) * kDv + n * 256 + lane * 8;
+        out[i][n] = __ldg(reinterpret_cast<const uint4*>(a.out + at));
+        dout[i][n] = __ldg(reinterpret_cast<const uint4*>(a.dout + at));
+      }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      float sum = 0;
+#pragma unroll
+      for (int n = 0; n < kPieces; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float2 x = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162*>(&out[i][n])[e]);
+          const float2 y = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162*>(&dout[i][n])[e]);
+          sum += x.x * y.x + x.y * y.y;
+        }
+      for (int offset = 16; offset; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+      if (lane == 0) {
+        s.delta[h0 + i] = sum;
+        s.lse[h0 + i] = h0 + i < a.heads ? a.lse[first + h0 + i] * 1.4426950408889634f : INFINITY;
+      }
     }
   }
 }
@@ -178,9 +195,7 @@ __device__ __forceinline__ void give_block(const Arguments& a, float (&d)[32], c
       if (ids[row] >= 0) __stcs(reinterpret_cast<uint4*>(to + row * kDk + column), x);
     });
   } else {
-    for_each_line_of_fours(d, lane, [&](int row, int column, float x, float y, float z, float w) {
-      if (ids[row] >= 0) add_four(a.dkv + ids[row] * a.dkv_stride + block * 64 + column, x, y, z, w);
-    });
+    add_rows(d, a.dkv + block * 64, static_cast<uint32_t>(a.dkv_stride), ids, lane);
   }
 }
 
