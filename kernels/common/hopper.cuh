@@ -101,36 +101,26 @@ __device__ __forceinline__ void for_each_line(float (&d)[32], int lane, Add add)
 #pragma unroll
   for (int i = 0; i < 32; ++i) add((lane >> 4) * 4 + (i >> 2 & 1) * 2 + (i & 1) + (i >> 1 & 1) * 8, column + (i >> 3) * 16, d[i]);
 }
-// Adds `x` to four numbers where id >= 0.
-__device__ __forceinline__ void add_four_if(int32_t id, float* to, const float (&x)[4]) {
-  asm volatile("{\n.reg .pred p;\nsetp.ge.s32 p, %5, 0;\n@p red.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to), "f"(x[0]), "f"(x[1]),
-               "f"(x[2]), "f"(x[3]), "r"(id)
-               : "memory");
+// Adds to four numbers where id >= 0.
+__device__ __forceinline__ void add_four_if(int32_t id, float* to, float x, float y, float z, float w) {
+  asm volatile("{\n.reg .pred p;\nsetp.ge.s32 p, %5, 0;\n@p red.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to), "f"(x), "f"(y), "f"(z), "f"(w), "r"(id) : "memory");
 }
 // Adds the 16 rows of n * 2 columns to rows ids[0..15] of `to`, `stride` numbers apart, those of id >= 0. A lane adds to four rows, each address computed once and no branches:
 // arithmetic and branches for every addition took as long as the additions.
 template <int n>
 __device__ __forceinline__ void add_rows(float (&d)[n], float* to, uint32_t stride, const int32_t* ids, int lane) {
-  trade<4, 1>(d, lane);  // a lane has fours of columns
-  const bool upper = lane & 4;
-  float* own_columns = to + (lane & 1) * 8 + (lane >> 1 & 1) * 4 + (lane >> 2 & 1) * 16;
+  trade<4, 1>(d, lane);
+  trade<8, 4>(d, lane);
+  float* at = to + (lane & 1) * 8 + (lane >> 1 & 1) * 4 + (lane >> 2 & 1) * 16;
 #pragma unroll
   for (int high = 0; high < 2; ++high) {
-    // Of two lanes of neighbouring rows one takes 16 of 32 columns of both rows, the other the rest.
-    const int32_t own_id = ids[lane / 4 + 8 * high], other_id = ids[(lane / 4 ^ 1) + 8 * high];
-    float *own_row = own_columns + static_cast<uint64_t>(static_cast<uint32_t>(own_id)) * stride;
-    float *other_row = own_columns + static_cast<uint64_t>(static_cast<uint32_t>(other_id)) * stride;
+    const int2 two = *reinterpret_cast<const int2*>(ids + lane / 8 * 2 + 8 * high);
 #pragma unroll
-    for (int half = 0; half < n / 16; ++half) {
-      float own[4], other[4];
+    for (int low = 0; low < 2; ++low) {
+      const int32_t id = low ? two.y : two.x;
+      float* row = at + static_cast<uint64_t>(static_cast<uint32_t>(id)) * stride;
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const int i = 16 * half + 2 * high + c / 2 * 4 + c % 2;
-        own[c] = upper ? d[i + 8] : d[i];
-        other[c] = __shfl_xor_sync(~0u, upper ? d[i] : d[i + 8], 4);
-      }
-      add_four_if(own_id, own_row + 32 * half, own);
-      add_four_if(other_id, other_row + 32 * half, other);
+      for (int i = 8 * low + 2 * high; i < n; i += 16) add_four_if(id, row + 2 * (i & 16), d[i], d[i + 1], d[i + 4], d[i + 5]);
     }
   }
 }

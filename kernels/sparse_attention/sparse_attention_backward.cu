@@ -76,12 +76,22 @@ __device__ void produce(Shared<kDk>& s, const Arguments& a, int count, int threa
   const int piece = thread % 8, first_row = thread / 8;
   const int32_t* indices = a.indices + t * a.k;
   const int tiles = (count + kKeys - 1) / kKeys;
+  // Ids are loaded a tile ahead: rows are asked for as soon as there is room for them.
+  int32_t next[4];
+  const auto load_ids = [&](int tile) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int slot = tile * kKeys + first_row + 16 * r;
+      next[r] = slot < count ? __ldg(indices + slot) : -1;
+    }
+  };
+  load_ids(0);
   for (int tile = 0; tile < tiles; ++tile) {
     if (tile > 0) barrier_wait(&s.empty, (tile - 1) & 1);
-#pragma unroll 1
+#pragma unroll
     for (int r = 0; r < 4; ++r) {
-      const int row = first_row + 16 * r, slot = tile * kKeys + row;
-      const int32_t id = slot < count ? __ldg(indices + slot) : -1;
+      const int row = first_row + 16 * r;
+      const int32_t id = next[r];
       if (piece == 0) s.ids[tile & 1][row] = id;
       if (a.prefetch && piece == 0 && id >= 0) prefetch_sums<kDk>(a, id);
       const bf16* from = a.kv + max(id, 0) * a.kv_stride + piece * 8;
@@ -89,6 +99,7 @@ __device__ void produce(Shared<kDk>& s, const Arguments& a, int count, int threa
 #pragma unroll
       for (int b = 0; b < kDk / 64; ++b) copy16(to + b * kTileBytes, from + b * 64, id >= 0);
     }
+    load_ids(tile + 1);
     copies_done();
     fence_to_async();
     barrier_arrive(&s.full);
