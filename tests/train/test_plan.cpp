@@ -75,6 +75,12 @@ TEST(Plan, EveryConfigurationOfAClusterFitsAndThePageHasItsFigures) {
   EXPECT_EQ(found, 12);
 }
 
+TEST(Plan, ASequenceThatTheHostCannotHoldIsRefused) {
+  EXPECT_NO_THROW(check_host_memory(1000, 28000));
+  EXPECT_CONTAINS(test::error_of([] { check_host_memory(size_t{1} << 30, size_t{24} << 30); }),
+                  "data.sequence_tokens: 1073741824 tokens take 28672 MiB of host memory, whatever the device; this machine has 24576 MiB, enough for 920350134");
+}
+
 TEST(Plan, ASmallModelFits) {
   const TinyRun t;
   const auto r = run(t.command({"--plan"}));
