@@ -126,8 +126,10 @@ void Trainer::load_validation() {
 
 void Trainer::check_same_model(const std::string& path) const {
   const nlohmann::json saved_config = read_hf_config(path + "/model/config.json");
-  for (const auto& [key, value] : model_->hf_config().items())
-    if (key != "dtype" && key != "torch_dtype" && saved_config.value(key, nlohmann::json()) != value)
+  // As a checkpoint has it: how the weights that training began with were stored is not part of the model.
+  const nlohmann::json own_config = saved_hf_config(*model_, checkpoint_dtype(config_, device_));
+  for (const auto& [key, value] : own_config.items())
+    if (key != "dtype" && saved_config.value(key, nlohmann::json()) != value)
       throw UserError(concat(path, ": was trained with \"", key, "\" ", saved_config.value(key, nlohmann::json()).dump(), ", ", hf_config_path(config_), " has ", value.dump()));
 }
 
