@@ -8,6 +8,7 @@
 #include "checkpoint/checkpoint.h"
 #include "core/json.h"
 #include "core/range.h"
+#include "train/finish_writes.h"
 #include "train/plan.h"
 #include "train/replica_check.h"
 #include "train/signals.h"
@@ -356,12 +357,10 @@ void Trainer::finish_save() {
   if (!save_) return;
   const Range range("finish save");
   if (!save_->committing) {
-    queue_.wait();
-    groups_.hosts->barrier();
+    finish_writes(queue_, *groups_.hosts, config_.run.hang_seconds);
     commit_save();
   }
-  queue_.wait();
-  groups_.hosts->barrier();
+  finish_writes(queue_, *groups_.hosts, config_.run.hang_seconds);
   save_.reset();
 }
 
