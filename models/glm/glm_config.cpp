@@ -25,7 +25,7 @@ std::vector<bool> layer_flags(const JsonReader& r, const char* key, const char* 
 }
 
 // Values that would change the mathematics.
-void refuse_unsupported(const JsonReader& r) {
+void refuse_unsupported(const JsonReader& r, const std::string& path) {
   r.only("model_type", "glm_moe_dsa");
   r.only("attention_bias", false);
   r.only("mlp_bias", false);
@@ -35,8 +35,9 @@ void refuse_unsupported(const JsonReader& r) {
   r.only("topk_method", "noaux_tc");
   r.only("moe_layer_freq", 1);
   r.only("moe_router_dtype", "float32");
-  for (const char* key : {"rope_scaling", "quantization_config"})
-    if (r.has(key)) r.fail(key, r.raw(key), "null: neither scaled rope nor quantized weights are supported");
+  if (r.has("rope_scaling")) r.fail("rope_scaling", r.raw("rope_scaling"), "null: scaled rope is not supported");
+  // What such files hold is read by checkpoint/dequantize.h, block sizes are checked there.
+  if (r.has("quantization_config")) JsonReader(r.raw("quantization_config"), path + ": quantization_config").only("quant_method", "fp8");
   if (r.has("index_topk_pattern")) r.fail("index_topk_pattern", r.raw("index_topk_pattern"), "no pattern: use indexer_types");
   if (r.number_or("attention_dropout", 0) != 0) r.fail("attention_dropout", r.raw("attention_dropout"), "0: dropout is not supported");
 }
@@ -100,7 +101,7 @@ void check_size(const JsonReader& r, const GlmConfig& c) {
 
 GlmConfig parse_glm_config(const nlohmann::json& json, const std::string& path) {
   const JsonReader r(json, path);
-  refuse_unsupported(r);
+  refuse_unsupported(r, path);
   GlmConfig c;
   c.vocab_size = r.integer("vocab_size", 1, int64_t{1} << 30);
   c.num_layers = r.integer("num_hidden_layers", 1, 10000);

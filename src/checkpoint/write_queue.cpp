@@ -57,10 +57,10 @@ void WriteQueue::throw_error() {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-bool WriteQueue::idle() {
+size_t WriteQueue::pending() {
   const std::lock_guard lock(mutex_);
   throw_error();
-  return work_.empty() && !busy_;
+  return work_.size() + (busy_ ? 1 : 0);
 }
 
 void WriteQueue::wait() {

@@ -22,8 +22,9 @@ class WriteQueue {
 
   // Work is done in the order it is pushed. After an error the rest is dropped.
   void push(std::function<void()> work);
-  // Whether everything is done. Both throw the first error of the work.
-  bool idle();
+  // Pieces of work that are not done. It, idle and wait throw the first error of the work.
+  size_t pending();
+  bool idle() { return pending() == 0; }
   void wait();
 
   // Host memory of at least `bytes`, that copies from the device do not stage. It serves again when its last owner is gone.

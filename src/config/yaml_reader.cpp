@@ -191,15 +191,22 @@ void YamlReader::leave() {
 
 void YamlReader::finish() { leave(); }
 
+void YamlReader::refuse_misspelt(const Level& level, const std::string& name) const {
+  for (const auto& entry : level.node) {
+    const std::string key = entry.first.as<std::string>();
+    if (key != name && edit_distance(key, name) < 3)
+      fail_at(entry.first, level.name.empty() ? key : level.name + "." + key, concat("unknown key; did you mean \"", name, "\"?"));
+  }
+}
+
 YAML::Node YamlReader::find(const char* name, bool required) {
   levels_.back().known.insert(name);
   const YAML::Node& map = levels_.back().node;
   const YAML::Node node = map[name];
   if (!node && required) {
-    // A misspelt key explains a missing one best.
-    for (const auto& entry : map)
-      if (edit_distance(entry.first.as<std::string>(), name) < 3)
-        fail_at(entry.first, key_of(entry.first.as<std::string>().c_str()), concat("unknown key; did you mean \"", name, "\"?"));
+    // A misspelt key explains a missing one best, and a misspelt section all keys of the one that is missing.
+    refuse_misspelt(levels_.back(), name);
+    if (map.size() == 0 && levels_.size() > 1) refuse_misspelt(levels_[levels_.size() - 2], levels_.back().name);
     throw UserError(concat(path_, ": ", key_of(name), ": is missing"));
   }
   return node ? node : YAML::Node(YAML::NodeType::Undefined);

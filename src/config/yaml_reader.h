@@ -78,6 +78,7 @@ class YamlReader {
   void enter_item(const std::string& key, const YAML::Node&);
   void leave();
   YAML::Node find(const char* name, bool required);
+  void refuse_misspelt(const Level&, const std::string& name) const;  // throws where the level has a key close to `name`
   void check_map(const YAML::Node&, const std::string& key) const;
   std::string scalar(const YAML::Node&, const std::string& key, const char* expected) const;
   std::string place(const YAML::Node&, const std::string& key) const;

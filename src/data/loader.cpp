@@ -13,6 +13,13 @@ constexpr int64_t kWhole = int64_t{1} << 32;
 
 int64_t share_of(double weight, double sum) { return std::max<int64_t>(1, std::llround(weight / sum * static_cast<double>(kWhole))); }
 
+// Whether any token has a next one to predict.
+bool predicts(const IndexedDataset& data) {
+  for (int64_t d = 0; d < data.num_documents(); ++d)
+    if (data.document_tokens(d) > 1) return true;
+  return false;
+}
+
 }  // namespace
 
 Loader::Loader(const Options& o) : options_(o) {
@@ -26,6 +33,7 @@ Loader::Loader(const Options& o) : options_(o) {
   for (const DatasetShare& d : o.datasets) {
     auto data = std::make_unique<IndexedDataset>(d.prefix);
     if (data->num_tokens() == 0) throw UserError(d.prefix + ".bin: holds no tokens");
+    if (!predicts(*data)) throw UserError(d.prefix + ".idx: no document has more than one token, so there is nothing to predict; expected documents of two tokens or more");
     std::string digest = data->index_digest();
     sources_.push_back({std::move(data), std::move(digest), share_of(d.weight, sum)});
     start_epoch(sources_.size() - 1, 0);

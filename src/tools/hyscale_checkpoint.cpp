@@ -18,6 +18,7 @@ namespace {
 // The model folder of a checkpoint, or the folder itself.
 std::string model_folder(const std::string& path) {
   const auto checkpoints = list_checkpoints(path);
+  if (!fs::is_directory(path)) throw UserError(path + ": is no folder; expected a checkpoint or a Hugging Face model folder");
   if (!checkpoints.empty()) throw UserError(concat(path, ": is the folder of a run; expected one of its checkpoints, such as ", checkpoints.back().second));
   return fs::is_directory(path + "/model") ? path + "/model" : path;
 }
@@ -52,8 +53,14 @@ void export_model(const std::string& path, const std::string& output, const std:
   // What has its name is whole.
   const std::string written = dtype == "same" ? stored : dtype, partial = output + ".partial";
   fs::remove_all(partial);
-  convert_weights(*model, folder, partial, written);
-  finish_hf_folder(partial, saved_hf_config(*model, written));
+  try {
+    convert_weights(*model, folder, partial, written);
+    finish_hf_folder(partial, saved_hf_config(*model, written));
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove_all(partial, ignored);  // on a full disk it would be in the way
+    throw;
+  }
   if (fs::exists(output)) fs::remove(output);
   fs::rename(partial, output);
   std::cout << fmt::format("exported {} to {}\n", from, output);

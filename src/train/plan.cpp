@@ -21,12 +21,22 @@ std::string gib(size_t bytes) { return fmt::format("{:>12.3f} GiB", static_cast<
 
 size_t host_memory() { return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE)); }
 
+// Of a sequence: tokens and labels as they are loaded, and the five arrays of a HostSequence, 4 bytes each.
+constexpr size_t kHostBytesPerToken = (2 + 5) * 4;
+
 std::array<std::pair<const char*, size_t>, 8> classes(const Plan& p) {
   return {{{"weights", p.weights}, {"gradients", p.gradients}, {"optimizer", p.optimizer}, {"saved activations", p.step.saved},
            {"selections", p.step.selections}, {"workspace", p.step.scratch}, {"token ids", p.step.inputs}, {"total", p.total_bytes()}}};
 }
 
 }  // namespace
+
+void check_host_memory(size_t tokens, size_t memory) {
+  const size_t taken = tokens * kHostBytesPerToken;
+  if (taken > memory)
+    throw UserError(concat("data.sequence_tokens: ", tokens, " tokens take ", taken >> 20, " MiB of host memory, whatever the device; this machine has ", memory >> 20,
+                           " MiB, enough for ", memory / kHostBytesPerToken));
+}
 
 double train_flops(const ForwardFlops& f, const Config& c) {
   const bool selects_twice = c.train.recompute == "layer" && !c.train.selection_replay;
@@ -75,6 +85,7 @@ Plan make_plan(const Config& c, int rank) {
 
   Step step(*model, step_options(c, meta, dtype, &groups));
   const size_t tokens = static_cast<size_t>(c.data.sequence_tokens);
+  check_host_memory(tokens, host_memory());
   const HostSequence sequence =
       make_host_sequence(std::vector<int32_t>(tokens), std::vector<int32_t>(tokens), {0, static_cast<int32_t>(c.data.sequence_tokens)});
   SelectionHealth health(model->num_selecting_layers());

@@ -26,6 +26,9 @@ struct Plan {
   bool fits() const { return limit == 0 || total_bytes() <= limit; }
 };
 
+// The tokens of a sequence lie in host memory before a rank takes its own of them. Throws UserError where `memory` bytes are too few.
+void check_host_memory(size_t tokens, size_t memory);
+
 // Of one rank of the job; with train.stages the most that any stage takes. Needs no data and no GPU. Throws UserError for a model configuration that cannot be used.
 Plan make_plan(const Config&, int rank = 0);
 std::string plan_text(const Plan&, const Config&);

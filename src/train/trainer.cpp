@@ -8,6 +8,7 @@
 #include "checkpoint/checkpoint.h"
 #include "core/json.h"
 #include "core/range.h"
+#include "train/finish_writes.h"
 #include "train/plan.h"
 #include "train/replica_check.h"
 #include "train/signals.h"
@@ -126,8 +127,10 @@ void Trainer::load_validation() {
 
 void Trainer::check_same_model(const std::string& path) const {
   const nlohmann::json saved_config = read_hf_config(path + "/model/config.json");
-  for (const auto& [key, value] : model_->hf_config().items())
-    if (key != "dtype" && key != "torch_dtype" && saved_config.value(key, nlohmann::json()) != value)
+  // As a checkpoint has it: how the weights that training began with were stored is not part of the model.
+  const nlohmann::json own_config = saved_hf_config(*model_, checkpoint_dtype(config_, device_));
+  for (const auto& [key, value] : own_config.items())
+    if (key != "dtype" && saved_config.value(key, nlohmann::json()) != value)
       throw UserError(concat(path, ": was trained with \"", key, "\" ", saved_config.value(key, nlohmann::json()).dump(), ", ", hf_config_path(config_), " has ", value.dump()));
 }
 
@@ -354,12 +357,10 @@ void Trainer::finish_save() {
   if (!save_) return;
   const Range range("finish save");
   if (!save_->committing) {
-    queue_.wait();
-    groups_.hosts->barrier();
+    finish_writes(queue_, *groups_.hosts, config_.run.hang_seconds);
     commit_save();
   }
-  queue_.wait();
-  groups_.hosts->barrier();
+  finish_writes(queue_, *groups_.hosts, config_.run.hang_seconds);
   save_.reset();
 }
 

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "checkpoint/dequantize.h"
+#include "core/range.h"
 
 namespace hyscale {
 namespace {
@@ -39,6 +40,7 @@ std::vector<float> read_piece(const ParameterStore& store, const Parameter& p, c
 }
 
 void load_parameter(ParameterStore& store, Parameter& p, const HfFolderReader& folder, std::vector<float>& host) {
+  const Range range("load weights");  // each is progress: reading all of them may take longer than run.hang_seconds
   host.resize(static_cast<size_t>(p.shape.elements()));
   for (const HfTensor& piece : p.hf) {
     if (!p.holds(piece)) continue;

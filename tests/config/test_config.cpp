@@ -43,6 +43,8 @@ TEST(ConfigReader, MisspeltKeyIsNamedWithItsLineAndTheRightOne) {
   EXPECT_EQ(error_of(std::string(kMinimal) + "  micro_batchs: 2\n"), "run.yaml:8: train.micro_batchs: unknown key; did you mean \"micro_batches\"?");
   EXPECT_EQ(error_of(std::string(kMinimal) + "optimiser:\n  lr: 1\n"), "run.yaml:8: optimiser: unknown key; did you mean \"optimizer\"?");
   EXPECT_EQ(error_of("model:\n  confg: m.json\n"), "run.yaml:2: model.confg: unknown key; did you mean \"config\"?");
+  EXPECT_EQ(error_of("modle:\n  config: m.json\n"), "run.yaml:1: modle: unknown key; did you mean \"model\"?");
+  EXPECT_EQ(error_of("model: {config: m}\ndata: {train: [{path: d}], sequence_tokens: 8}\ntrian: {steps: 1}\n"), "run.yaml:3: trian: unknown key; did you mean \"train\"?");
 }
 
 TEST(ConfigReader, MistypedValuesAreNamed) {

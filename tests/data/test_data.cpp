@@ -325,7 +325,9 @@ TEST(Loader, ErrorsNameTheDataSet) {
   const TemporaryFolder f;
   write_dataset(f / "a", {{1, 2}}, 60000);
   write_dataset(f / "empty", {{}, {}}, 60000);
+  write_dataset(f / "single", {{1}, {}, {2}}, 60000);
   EXPECT_CONTAINS(error_of([&] { Loader l(options(f, {{"empty"}})); }), "empty.bin: holds no tokens");
+  EXPECT_CONTAINS(error_of([&] { Loader l(options(f, {{"a"}, {"single"}})); }), "single.idx: no document has more than one token, so there is nothing to predict; expected");
   EXPECT_CONTAINS(error_of([&] { Loader l(options(f, {{"a", 0}})); }), "weight 0; expected a positive number");
   Loader l(options(f, {{"a"}}));
   const nlohmann::json cursor = l.cursor();

@@ -46,7 +46,7 @@ said_by() { # program, next word
     *) "$1" --help ;;
   esac 2>&1
 }
-of_other_machines=" sbatch nsys tensorboard "
+of_other_machines=" sbatch nsys tensorboard hf "
 check() { # block, kind, place
   bash -n "$1" || fail "$3: syntax"
   local line words i word program next text

@@ -52,7 +52,8 @@ TEST(GlmConfig, UnsupportedConfigurationsAreNamed) {
   EXPECT_EQ(message("rope_parameters", nlohmann::json{{"rope_theta", 1e4}, {"partial_rotary_factor", 1}}), "accepted");
   EXPECT_CONTAINS(message("rope_scaling", nlohmann::json{{"type", "yarn"}}), "\"rope_scaling\"");
   EXPECT_EQ(message("rope_scaling", nullptr), "accepted");
-  EXPECT_CONTAINS(message("quantization_config", nlohmann::json{{"quant_method", "fp8"}}), "\"quantization_config\"");
+  EXPECT_EQ(message("quantization_config", nlohmann::json{{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}}), "accepted");
+  EXPECT_CONTAINS(message("quantization_config", nlohmann::json{{"quant_method", "gptq"}}), "quantization_config: \"quant_method\" is \"gptq\"");
   EXPECT_CONTAINS(message("moe_router_dtype", "bfloat16"), "\"moe_router_dtype\" is \"bfloat16\"");
   EXPECT_CONTAINS(message("indexer_types", {"shared", "full", "full"}), "no earlier selection");
 }

@@ -33,6 +33,55 @@ TEST(Interchange, AnImportedModelAStepLaterIsReadBySafetensors) {
   }
 }
 
+// The golden's folder as a release in FP8 has it: one matrix in E4M3, every value 1, its scales 0.25; and a config.json that says so.
+void write_in_fp8(const std::string& golden, const std::string& matrix, const std::string& folder) {
+  const HfFolderReader source(golden);
+  std::vector<SafetensorsWriter::Entry> entries;
+  std::vector<std::vector<char>> contents;
+  for (const std::string& name : source.names()) {
+    const SafetensorInfo& info = source.reader(name).info(name);
+    const bool quantised = name == matrix;
+    entries.push_back({name, quantised ? "F8_E4M3" : info.dtype, info.shape});
+    contents.emplace_back(static_cast<size_t>(quantised ? info.elements() : info.end - info.begin), 0x38);
+    if (!quantised) source.reader(name).read(name, contents.back().data());
+  }
+  const std::vector<float> scales(static_cast<size_t>((source.reader(matrix).info(matrix).shape[0] + 127) / 128), 0.25f);
+  entries.push_back({matrix + "_scale_inv", "F32", {static_cast<int64_t>(scales.size()), 1}});
+  const char* bytes = reinterpret_cast<const char*>(scales.data());
+  contents.emplace_back(bytes, bytes + scales.size() * 4);
+  fs::create_directories(folder);
+  SafetensorsWriter writer(folder + "/model.safetensors", entries);
+  for (const std::vector<char>& c : contents) writer.append(c.data(), c.size());
+  writer.finish();
+  nlohmann::json config = read_hf_config(golden + "/config.json");
+  config["dtype"] = "bfloat16";
+  config["quantization_config"] = {{"quant_method", "fp8"}, {"fmt", "e4m3"}, {"weight_block_size", {128, 128}}};
+  test::write_file(folder + "/config.json", config.dump());
+}
+
+TEST(Interchange, AReleaseInFp8TrainsResumesAndIsExportedWithoutIt) {
+  for (const auto& [golden, matrix] : {std::pair{"glm51", "model.layers.0.self_attn.q_a_proj.weight"}, {"deepseek_v4", "model.layers.0.attn.wq_a.weight"}}) {
+    const TinyRun t;
+    write_in_fp8(std::string("tests/goldens/") + golden, matrix, t / "release");
+    const std::vector<std::string> words{"--set", "model.config=" + (t / "release"), "--set", "model.weights=" + (t / "release"), "--set", "optimizer.lr=0", "--set", "data.validation=[]"};
+    const auto in_steps = [&](const std::string& steps, std::vector<std::string> more) {
+      more.insert(more.end(), words.begin(), words.end());
+      more.insert(more.end(), {"--set", "train.steps=" + steps});
+      return run(t.into("run", more));
+    };
+    const auto begun = in_steps("1", {});
+    ASSERT_EQ(begun.code, 0) << golden << ": " << begun.output;
+    const auto resumed = in_steps("2", {"--resume", "latest"});
+    ASSERT_EQ(resumed.code, 0) << golden << ": " << resumed.output;
+    const HfFolderReader saved(t / "run/latest/model");
+    for (float value : saved.reader(matrix).read_f32(matrix)) ASSERT_EQ(value, 0.25f);
+    EXPECT_FALSE(read_hf_config(t / "run/latest/model/config.json").contains("quantization_config"));
+    const auto exported = run({test::tool("hyscale-checkpoint"), "export", t / "release", t / "exported"});
+    ASSERT_EQ(exported.code, 0) << golden << ": " << exported.output;
+    EXPECT_EQ(HfFolderReader(t / "exported").reader(matrix).info(matrix).dtype, "BF16");
+  }
+}
+
 TEST(Interchange, TensorBoardReadsTheEvents) {
   NEEDS_PYTHON();
   const test::TemporaryFolder folder;

@@ -1,6 +1,8 @@
 // --plan against what a run really takes.
 #include "train/plan.h"
 
+#include <regex>
+
 #include "tests/train/tiny_run.h"
 #include "train/setup.h"
 
@@ -49,6 +51,34 @@ TEST(Plan, TheProgramCountsGlm51AndSaysThatOneDeviceIsTooSmall) {
   EXPECT_CONTAINS(r.output, "753,864,139,008 in 59,870 tensors");
   EXPECT_CONTAINS(r.output, "40,833,146,112 without the input embedding");
   EXPECT_CONTAINS(r.output, "DOES NOT FIT");
+}
+
+TEST(Plan, EveryConfigurationOfAClusterFitsAndThePageHasItsFigures) {
+  const std::string page = test::read_file("docs/train_published_models.md");
+  int found = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("configs")) {
+    const std::string name = entry.path().stem();
+    if (!std::regex_search(name, std::regex("-h[0-9]+x[0-9]+$"))) continue;
+    const std::string cluster = name.substr(name.rfind('-') + 1);
+    const auto r = run({test::tool("hyscale-train"), "--config", entry.path(), "--plan", "--cluster", cluster});
+    EXPECT_EQ(r.code, 0) << name << ": " << r.output;
+    const auto figure = [&](const std::string& label) {
+      std::smatch m;
+      EXPECT_TRUE(std::regex_search(r.output, m, std::regex("\\n  " + label + " +([0-9.]+)"))) << name << ": " << r.output;
+      return m[1].str();
+    };
+    const Config c = read_config(entry.path(), {}, Inputs::model);
+    EXPECT_CONTAINS(page, concat("[", name, "](../configs/", name, ".yaml) | ", c.parallel.data, " x ", c.parallel.context, ", ", c.parallel.expert, " | ",
+                                 figure("total"), " | ", figure("available"), " | ", figure("step"), " |"));
+    ++found;
+  }
+  EXPECT_EQ(found, 12);
+}
+
+TEST(Plan, ASequenceThatTheHostCannotHoldIsRefused) {
+  EXPECT_NO_THROW(check_host_memory(1000, 28000));
+  EXPECT_CONTAINS(test::error_of([] { check_host_memory(size_t{1} << 30, size_t{24} << 30); }),
+                  "data.sequence_tokens: 1073741824 tokens take 28672 MiB of host memory, whatever the device; this machine has 24576 MiB, enough for 920350134");
 }
 
 TEST(Plan, ASmallModelFits) {

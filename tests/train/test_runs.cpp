@@ -227,6 +227,11 @@ TEST(Runs, CheckpointToolInspectsAndVerifies) {
   }
   test::write_file(t / "file", "");
   EXPECT_CONTAINS(run({test::tool("hyscale-checkpoint"), "export", t / "a/latest", t / "file"}).output, "file: exists and is no empty folder; expected a new one");
+  EXPECT_CONTAINS(run({test::tool("hyscale-checkpoint"), "export", t / "b/latest", t / "c"}).output, "b/latest: is no folder; expected a checkpoint or a Hugging Face model folder");
+  const auto full = run({test::tool("hyscale-checkpoint"), "export", t / "a/latest", t / "c"}, 100000);
+  EXPECT_EQ(full.code, 2);
+  EXPECT_CONTAINS(full.output, "c.partial/model.safetensors: cannot write: File too large");
+  EXPECT_FALSE(std::filesystem::exists(t / "c.partial"));
   const auto nowhere = run({test::tool("hyscale-checkpoint"), "export", t / "a/latest", "/proc/nowhere"});
   EXPECT_EQ(nowhere.code, 2);
   EXPECT_CONTAINS(nowhere.output, "/proc/nowhere.partial: cannot create the folder: ");
