@@ -29,7 +29,7 @@ while read -r name losses gradients total options; do
   done
 done <<'END'
 glm 1e-5 3e-2 1e-2 --family glm51
-deepseek-v4 1e-4 0.25 3e-2 --family deepseek_v4
+deepseek-v4 4e-4 0.25 3e-2 --family deepseek_v4
 qwen 1e-4 4e-2 2e-2 --family qwen_qsa --wide
 qwen-ngram 1e-4 0.8 2e-2 --family qwen_qsa_ple --wide
 END

@@ -1,9 +1,8 @@
 // Blocks of a query ascend, so those of one tile lie side by side; the first of them stands for all. Sorting (tile, query) by tile keeps the
 // queries in order.
-#include <cub/device/device_radix_sort.cuh>
-
 #include "kernels/block_attention/key_readers.h"
 #include "kernels/common/cuda.cuh"
+#include "kernels/common/pair_sort.cuh"
 
 namespace hyscale {
 namespace {
@@ -50,12 +49,7 @@ KeyReaders no_key_readers(int tiles, const KeyReadersSpace& s, cudaStream_t stre
 KeyReaders list_key_readers(const AttendedTokens& tokens, int64_t first, int64_t last, int tiles, const UnitedBlocks& u, const KeyReadersSpace& s, cudaStream_t stream) {
   const int64_t pairs = (last - first) * tokens.k;
   list_pairs<<<grid_for(pairs, kThreads), kThreads, 0, stream>>>(tokens.indices, tokens.counts, first, pairs, tokens.k, static_cast<uint32_t>(tiles), s.tiles, s.unsorted);
-  int bits = 1;
-  while (int64_t{1} << bits <= tiles) ++bits;
-  size_t bytes = 0;
-  check_cuda(cub::DeviceRadixSort::SortPairs(nullptr, bytes, s.tiles, s.sorted_tiles, s.unsorted, s.readers, pairs, 0, bits, stream), "sort of key readers");
-  HYSCALE_CHECK(bytes <= s.sort_bytes, "the sort of ", pairs, " readers wants ", bytes, " bytes, not ", s.sort_bytes);
-  check_cuda(cub::DeviceRadixSort::SortPairs(s.sort, bytes, s.tiles, s.sorted_tiles, s.unsorted, s.readers, pairs, 0, bits, stream), "sort of key readers");
+  sort_by_key(s.tiles, s.sorted_tiles, s.unsorted, s.readers, pairs, tiles, s.sort, s.sort_bytes, stream);
   find_starts<<<grid_for(pairs + 1, kThreads), kThreads, 0, stream>>>(s.sorted_tiles, pairs, tiles, s.starts);
   choose<<<1, kThreads, 0, stream>>>(u.counts, static_cast<int>((last - first + u.united - 1) / u.united), s.starts + tiles, s.apart);
   check_launch("key readers");

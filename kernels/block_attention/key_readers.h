@@ -31,14 +31,12 @@ template <typename Op>
 int64_t key_tiles(const Op& a) {
   return (a.blocks.first_token.size(0) + kTileBlocks - 1) / kTileBlocks;
 }
-// Of the radix sort: a copy of keys and values, and counters.
-inline size_t reader_sort_bytes(int64_t pairs) { return aligned_bytes((size_t{2} << 20) + 9 * static_cast<size_t>(pairs)); }
 
 template <typename Op>
 size_t key_readers_bytes(const Op& a) {
   const int64_t queries = united_groups(a) * united_queries(a), pairs = queries * a.blocks.selection.indices.size(1);
   return 4 * aligned_bytes(static_cast<size_t>(pairs) * 4) + aligned_bytes(static_cast<size_t>(key_tiles(a) + 1) * 4) +
-         aligned_bytes(static_cast<size_t>(queries * a.q.size(1)) * 4) + aligned_bytes(sizeof(int)) + reader_sort_bytes(pairs);
+         aligned_bytes(static_cast<size_t>(queries * a.q.size(1)) * 4) + aligned_bytes(sizeof(int)) + pair_sort_bytes(pairs);
 }
 template <typename Op>
 KeyReadersSpace take_key_readers(const Op& a, Workspace& w) {
@@ -48,7 +46,7 @@ KeyReadersSpace take_key_readers(const Op& a, Workspace& w) {
   s.starts = w.take<int32_t>(key_tiles(a) + 1);
   s.deltas = w.take<float>(queries * a.q.size(1));
   s.apart = w.take<int>(1);
-  s.sort_bytes = reader_sort_bytes(pairs);
+  s.sort_bytes = pair_sort_bytes(pairs);
   s.sort = w.take<char>(static_cast<int64_t>(s.sort_bytes));
   return s;
 }

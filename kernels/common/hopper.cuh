@@ -74,13 +74,13 @@ __device__ __forceinline__ void pin(float (&d)[n]) {
 // half of the rate at which L2 takes reductions.
 
 // Trades a bit of the register index for a bit of the lane index: the number at (lane bit l, register bit r) moves to (r, l).
-template <int kRegisterBit, int kLaneBit>
-__device__ __forceinline__ void trade(float (&d)[32], int lane) {
+template <int kRegisterBit, int kLaneBit, typename T, int n>
+__device__ __forceinline__ void trade(T (&d)[n], int lane) {
   const bool upper = lane & kLaneBit;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
+  for (int i = 0; i < n; ++i) {
     if (i & kRegisterBit) continue;
-    const float received = __shfl_xor_sync(~0u, upper ? d[i] : d[i + kRegisterBit], kLaneBit);
+    const T received = __shfl_xor_sync(~0u, upper ? d[i] : d[i + kRegisterBit], kLaneBit);
     if (upper) d[i] = received;
     else d[i + kRegisterBit] = received;
   }
@@ -105,6 +105,22 @@ __device__ __forceinline__ void for_each_line_of_fours(float (&d)[32], int lane,
     if (i & 5) continue;
     add((lane >> 3) * 2 + (i >> 3 & 1) + (i >> 1 & 1) * 8, column + (i >> 4) * 32, d[i], d[i + 1], d[i + 4], d[i + 5]);
   }
+}
+// store(row, column, eight): eight columns from `column` on in bf16; a warp's calls at a time cover 64 bytes of eight rows each.
+template <typename Store>
+__device__ __forceinline__ void for_each_eight_rounded(const float (&d)[32], int lane, Store store) {
+  uint32_t pairs[16];  // register bits: row 3, columns 3-5; lane bits: columns 1-2, rows 0-2
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(d[2 * i], d[2 * i + 1]);
+    pairs[i] = reinterpret_cast<const uint32_t&>(pair);
+  }
+  trade<2, 1>(pairs, lane);
+  trade<4, 2>(pairs, lane);
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int i = half; i < 16; i += 8) store(lane / 4 + 8 * half, lane % 4 * 8 + i / 8 * 32, make_uint4(pairs[i], pairs[i + 2], pairs[i + 4], pairs[i + 6]));
 }
 __device__ __forceinline__ void add_four(float* to, float x, float y, float z, float w) {
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");

@@ -50,5 +50,7 @@ class Workspace {
 #endif
 
 inline constexpr size_t aligned_bytes(size_t bytes) { return (bytes + 255) / 256 * 256; }
+// Of sort_by_key (pair_sort.cuh): a copy of keys and values, and the radix sort's counters.
+inline constexpr size_t pair_sort_bytes(int64_t pairs) { return aligned_bytes((size_t{2} << 20) + 9 * static_cast<size_t>(pairs)); }
 
 }  // namespace hyscale

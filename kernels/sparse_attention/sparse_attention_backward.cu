@@ -3,12 +3,12 @@
 // rows at a time. With X^T = K Q^T and dP^T = V dO^T (keys are M; each of two warpgroups takes half of the heads):
 //   P = exp(scale X - lse), dX = scale P (dP - delta), delta[h] = dout[h] . out[h]
 //   dq += dX K     d(row) = dX^T Q, and P^T dO in its first Dv columns
-// dq stays in registers. Contributions to a row are summed over all heads before they leave the chip. The next rows are
-// gathered as soon as dq has used the current ones, under the products and reductions of dkv.
+// dq stays in registers. Contributions to a row are summed over all heads before they leave the chip; they are added to dkv by reductions, or stored
+// to be added row by row (row_contributions.h). The next rows are gathered as soon as dq has used the current ones, under the products of dkv.
 #include <cuda_runtime.h>
 
-#include "kernels/common/row_sums.cuh"
 #include "kernels/common/hopper.cuh"
+#include "kernels/common/row_contributions.h"
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
 
 namespace hyscale {
@@ -39,7 +39,8 @@ struct Arguments {
   const float* lse;
   bf16* dq;
   float *dkv, *head_sum;
-  FixedRowSums fixed;
+  bf16* contributions;  // [queries, k, Dk] of the queries from `first` on, in place of additions to dkv
+  int64_t first;
   int64_t kv_stride, dkv_stride;
   int heads, k;
   float scale;
@@ -59,16 +60,14 @@ __device__ void gather_heads(unsigned char (*to)[kTileBytes], const bf16* from, 
 
 // Brings the row that will be added to into L2 in one request, a tile's work before the reductions that need it: these come
 // as 256-byte pieces of many rows, which cost memory more.
-template <int kDk, bool kFixed>
+template <int kDk>
 __device__ __forceinline__ void prefetch_sums(const Arguments& a, int32_t id) {
-  const void* row = kFixed ? static_cast<const void*>(a.fixed.sums + static_cast<int64_t>(id) * kDk) : a.dkv + id * a.dkv_stride;
-  constexpr uint32_t kBytes = kDk * (kFixed ? 8 : 4);
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(row), "r"(kBytes) : "memory");
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(a.dkv + id * a.dkv_stride), "n"(kDk * 4) : "memory");
 }
 
-template <int kDk, bool kFixed>
+template <int kDk>
 __device__ void produce(Shared<kDk>& s, const Arguments& a, int count, int thread) {
-  const int64_t t = blockIdx.x;
+  const int64_t t = a.first + blockIdx.x;
   gather_heads(s.q, a.q + t * a.heads * kDk, kDk, a.heads, thread);
   gather_heads(s.dout, a.dout + t * a.heads * kDv, kDv, a.heads, thread);
   copies_done();
@@ -84,7 +83,7 @@ __device__ void produce(Shared<kDk>& s, const Arguments& a, int count, int threa
       const int row = first_row + 16 * r, slot = tile * kKeys + row;
       const int32_t id = slot < count ? __ldg(indices + slot) : -1;
       if (piece == 0) s.ids[tile & 1][row] = id;
-      if (a.prefetch && piece == 0 && id >= 0) prefetch_sums<kDk, kFixed>(a, id);
+      if (a.prefetch && piece == 0 && id >= 0) prefetch_sums<kDk>(a, id);
       const bf16* from = a.kv + max(id, 0) * a.kv_stride + piece * 8;
       const uint32_t to = shared_address(s.kv) + tile_offset(row, piece);
 #pragma unroll
@@ -101,7 +100,7 @@ template <int kDk>
 __device__ void load_statistics(Shared<kDk>& s, const Arguments& a, int thread) {
   const int lane = thread % 32;
   for (int h = thread / 32; h < kHeads; h += 8) {
-    const int64_t row = static_cast<int64_t>(blockIdx.x) * a.heads + h;
+    const int64_t row = (a.first + blockIdx.x) * a.heads + h;
     float sum = 0;
     for (int d = lane * 2; h < a.heads && d < kDv; d += 64) {
       const float2 x = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(a.out + row * kDv + d));
@@ -170,12 +169,13 @@ __device__ __forceinline__ void score_gradients(Shared<kDk>& s, const Arguments&
   }
 }
 
-template <int kDk, bool kFixed>
-__device__ __forceinline__ void reduce_block(const Arguments& a, float (&d)[32], const int32_t* ids, int block, int lane) {
-  if constexpr (kFixed) {
-    const float unit = __ldg(a.fixed.scale);
-    for_each_line(d, lane, [&](int row, int column, float x) {
-      if (ids[row] >= 0) add_fixed(a.fixed.sums + static_cast<int64_t>(ids[row]) * kDk + block * 64 + column, x, unit);
+// A block of 64 columns of d(row) of 16 rows: added to dkv, or stored as the contribution of a slot of the query.
+template <int kDk, bool kStored>
+__device__ __forceinline__ void give_block(const Arguments& a, float (&d)[32], const int32_t* ids, int slot, int block, int lane) {
+  if constexpr (kStored) {
+    bf16* to = a.contributions + (static_cast<int64_t>(blockIdx.x) * a.k + slot) * kDk + block * 64;
+    for_each_eight_rounded(d, lane, [&](int row, int column, uint4 x) {
+      if (ids[row] >= 0) __stcs(reinterpret_cast<uint4*>(to + row * kDk + column), x);
     });
   } else {
     for_each_line_of_fours(d, lane, [&](int row, int column, float x, float y, float z, float w) {
@@ -184,12 +184,12 @@ __device__ __forceinline__ void reduce_block(const Arguments& a, float (&d)[32],
   }
 }
 
-template <int kPart, int kDk, bool kFixed>
+template <int kPart, int kDk, bool kStored>
 __device__ void consume(Shared<kDk>& s, const Arguments& a, int count) {
   // Of dq: four blocks of columns, and half of a ninth where there is one; of dkv part 0 has all of that.
   constexpr int kFirst = kPart * 4, kTail = 8;
   constexpr bool kHasTail = kDk > kDv;
-  const int64_t t = blockIdx.x;
+  const int64_t t = a.first + blockIdx.x;
   const int tiles = (count + kKeys - 1) / kKeys;
   load_statistics(s, a, kPart * kGroup + thread_again());
   named_sync(kReady, kMath);
@@ -239,7 +239,7 @@ __device__ void consume(Shared<kDk>& s, const Arguments& a, int count) {
       wgmma_commit();
       wgmma_wait<0>();
       pin(d);
-      reduce_block<kDk, kFixed>(a, d, s.ids[tile & 1] + thread / 32 * 16, block, lane);
+      give_block<kDk, kStored>(a, d, s.ids[tile & 1] + thread / 32 * 16, tile * kKeys + thread / 32 * 16, block, lane);
     }
     named_sync(kConsumed, kMath);  // p, dx and head_sum are free again
   }
@@ -259,12 +259,12 @@ __device__ void consume(Shared<kDk>& s, const Arguments& a, int count) {
   }
 }
 
-template <int kDk, bool kFixed>
+template <int kDk, bool kStored>
 __global__ void __launch_bounds__(kThreads, 1) backward(const Arguments a) {
   extern __shared__ unsigned char raw[];
   Shared<kDk>& s = *reinterpret_cast<Shared<kDk>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
   const int thread = static_cast<int>(threadIdx.x);
-  const int64_t t = blockIdx.x;
+  const int64_t t = a.first + blockIdx.x;
   const int count = a.counts[t];
   if (a.head_sum)
     for (int j = count + thread; j < a.k; j += kThreads) a.head_sum[t * a.k + j] = 0;
@@ -282,34 +282,51 @@ __global__ void __launch_bounds__(kThreads, 1) backward(const Arguments a) {
   const int group = static_cast<int>(threadIdx.x) / kGroup;
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    produce<kDk, kFixed>(s, a, count, thread);
+    produce<kDk>(s, a, count, thread);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    if (group == 1) consume<0, kDk, kFixed>(s, a, count);
-    else consume<1, kDk, kFixed>(s, a, count);
+    if (group == 1) consume<0, kDk, kStored>(s, a, count);
+    else consume<1, kDk, kStored>(s, a, count);
   }
 }
 
 }  // namespace
 
 template <int kDk>
-static void launch_backward(const SparseAttentionBackward& b, FixedRowSums fixed) {
+static void launch_backward(const SparseAttentionBackward& b, Workspace workspace) {
   constexpr size_t kShared = sizeof(Shared<kDk>) + 1024 <= 232448 ? sizeof(Shared<kDk>) + 1024 : 232448;
   static_assert(sizeof(Shared<kDk>) <= 232448);
-  // Measured: fetching ahead gains 10% for f32 rows of gigabytes and 26% for fixed-point rows of 0.3 GB, and loses 5% otherwise.
-  const Arguments a{b.q.data<bf16>(), b.kv.data<bf16>(), b.out.data<bf16>(), b.dout.data<bf16>(), b.selection.indices.i32(),
-                    b.selection.counts.i32(), b.lse.f32(), b.dq.data<bf16>(), b.dkv.f32(), b.head_sum.defined() ? b.head_sum.f32() : nullptr,
-                    fixed, b.kv.stride(0), b.dkv.stride(0), static_cast<int>(b.q.size(1)), static_cast<int>(b.selection.indices.size(1)), b.scale,
-                    (b.dkv.bytes() >= size_t{1} << 30) != (fixed.sums != nullptr)};
-  const auto kernel = fixed.sums ? backward<kDk, true> : backward<kDk, false>;
+  const bool stored = b.deterministic;
+  const int64_t queries = b.q.size(0), k = b.selection.indices.size(1), at_a_time = stored ? queries_at_a_time(queries, k, kDk) : queries;
+  const auto stream = static_cast<cudaStream_t>(b.stream.handle);
+  const auto kernel = stored ? backward<kDk, true> : backward<kDk, false>;
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
   HYSCALE_CHECK(status == cudaSuccess, kShared, " bytes of shared memory: ", cudaGetErrorString(status));
-  kernel<<<static_cast<unsigned>(b.q.size(0)), kThreads, kShared, static_cast<cudaStream_t>(b.stream.handle)>>>(a);
-  check_attention_launch("sparse_attention_backward_hopper");
+  const RowContributions contributions = stored ? take_row_contributions(at_a_time, k, kDk, workspace) : RowContributions{};
+  for (int64_t first = 0, last; first < queries; first = last) {
+    last = std::min(queries, first + at_a_time);
+    // Measured: fetching ahead gains 10% for f32 rows of gigabytes and loses 5% otherwise.
+    const Arguments a{b.q.data<bf16>(), b.kv.data<bf16>(), b.out.data<bf16>(), b.dout.data<bf16>(), b.selection.indices.i32(),
+                      b.selection.counts.i32(), b.lse.f32(), b.dq.data<bf16>(), b.dkv.f32(), b.head_sum.defined() ? b.head_sum.f32() : nullptr,
+                      contributions.numbers, first, b.kv.stride(0), b.dkv.stride(0), static_cast<int>(b.q.size(1)), static_cast<int>(k), b.scale,
+                      !stored && b.dkv.bytes() >= size_t{1} << 30};
+    kernel<<<static_cast<unsigned>(last - first), kThreads, kShared, stream>>>(a);
+    check_attention_launch("sparse_attention_backward_hopper");
+    if (!stored || k == 0) continue;
+    sort_pairs(b.selection, first, last, b.kv.size(0), contributions, stream);
+    add_contributions(contributions, (last - first) * k, kDk, b.dkv, stream);
+  }
 }
 
-void sparse_attention_backward_hopper(const SparseAttentionBackward& b, FixedRowSums fixed) {
-  b.q.size(2) == 576 ? launch_backward<576>(b, fixed) : launch_backward<512>(b, fixed);
+size_t sparse_attention_backward_hopper_workspace_bytes(const SparseAttentionBackward& b) {
+  if (!b.deterministic) return 0;
+  const int64_t k = b.selection.indices.size(1);
+  const int width = static_cast<int>(b.q.size(2));
+  return row_contributions_bytes(queries_at_a_time(b.q.size(0), k, width), k, width);
+}
+
+void sparse_attention_backward_hopper(const SparseAttentionBackward& b, const Workspace& workspace) {
+  b.q.size(2) == 576 ? launch_backward<576>(b, workspace) : launch_backward<512>(b, workspace);
 }
 
 }  // namespace hyscale

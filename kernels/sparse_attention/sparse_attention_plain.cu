@@ -224,16 +224,17 @@ void sparse_attention_forward_cuda(const SparseAttentionForward& a) {
   else sparse_attention_forward_plain(a);
 }
 
+static bool fits_hopper(const SparseAttentionBackward& a) { return sparse_attention_fits_hopper(a.q, a.kv, a.out) && a.dkv.stride(0) % 4 == 0; }
+
 size_t sparse_attention_backward_cuda_workspace_bytes(const SparseAttentionBackward& a) {
   const size_t sink = a.dsink.defined() ? aligned_bytes(static_cast<size_t>(kSinkRuns * a.q.size(1)) * 4) : 0;
+  if (fits_hopper(a)) return sink + sparse_attention_backward_hopper_workspace_bytes(a);
   return sink + (a.deterministic ? 512 + aligned_bytes(static_cast<size_t>(a.kv.elements()) * 8) : 0);
 }
 
 void sparse_attention_backward_cuda(const SparseAttentionBackward& a) {
   check_types(a.q, a.kv, a.out);
   if (a.q.size(0) == 0) return;
-  const bool fast = sparse_attention_fits_hopper(a.q, a.kv, a.out) && a.dkv.stride(0) % 4 == 0;
-  const auto run = [&](FixedRowSums fixed) { fast ? sparse_attention_backward_hopper(a, fixed) : sparse_attention_backward_plain(a, fixed); };
   const auto stream = static_cast<cudaStream_t>(a.stream.handle);
   Workspace workspace(a.workspace);
   if (a.dsink.defined()) {
@@ -244,7 +245,8 @@ void sparse_attention_backward_cuda(const SparseAttentionBackward& a) {
     add_sink_parts<<<1, 128, 0, stream>>>(parts, a.dsink.f32(), heads);
     check_attention_launch("sparse_attention sink gradient");
   }
-  if (!a.deterministic) return run({});
+  if (fits_hopper(a)) return sparse_attention_backward_hopper(a, workspace);
+  if (!a.deterministic) return sparse_attention_backward_plain(a, {});
   constexpr int kGrid = 1024;
   const int64_t rows = a.kv.size(0), query_rows = a.q.size(0) * a.q.size(1);
   const int dk = static_cast<int>(a.q.size(2)), dv = static_cast<int>(a.out.size(2));
@@ -258,7 +260,7 @@ void sparse_attention_backward_cuda(const SparseAttentionBackward& a) {
   raise_maxima<<<kGrid, kThreads, 0, stream>>>(a.dout.data<bf16>(), query_rows, dv, dv, maxima + 2);
   raise_maxima<<<kGrid, kThreads, 0, stream>>>(a.kv.data<bf16>(), rows, dv, a.kv.stride(0), maxima + 4);
   choose_unit<<<1, 1, 0, stream>>>(maxima, fabsf(a.scale), static_cast<int>(a.q.size(1)), a.q.size(0), unit);
-  run({sums, &unit->scale});
+  sparse_attention_backward_plain(a, {sums, &unit->scale});
   finish_fixed_sums<<<kGrid, kThreads, 0, stream>>>(a.dkv.f32(), a.dkv.stride(0), sums, rows, dk, unit);
   check_attention_launch("sparse_attention deterministic sums");
 }
