@@ -50,11 +50,11 @@ void GlmMtp::head(Context& ctx, Depth& d, bool backward) {
 
 void GlmMtp::join_backward(Context& ctx, const Tensor& dx, const Tensor& dh, const Depth& d) {
   const ArenaScope scope(*ctx.scratch);
-  const Tensor dout = narrowed(ctx, dx);
+  const Tensor dx_narrow = narrowed(ctx, dx);
   const int64_t width = dx.size(1);
   const Tensor djoined = ctx.scratch->allocate(ctx.activation, d.joined.shape());
-  linear_wgrad(ctx, dout, d.joined, eh_proj_);
-  linear_dgrad(ctx, dout, eh_proj_, djoined);
+  linear_wgrad(ctx, dx_narrow, d.joined, eh_proj_);
+  linear_dgrad(ctx, dx_narrow, eh_proj_, djoined);
   const Tensor de = djoined.slice(1, 0, width);
   rms_norm_backward(ctx, d.embedded, enorm_, d.e_rstd, de, de);
   embedding_backward(ctx, d.tokens, de, embedding_);

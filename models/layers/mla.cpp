@@ -92,9 +92,9 @@ void Mla::backward(Context& ctx, const Tensor& dy, const Selection& selection, c
   {
     const ArenaScope inner(*ctx.scratch);
     const Tensor do_values = ctx.scratch->allocate(ctx.activation, s.o.shape());
-    const Tensor dout = narrowed(ctx, dy);
-    linear_wgrad(ctx, dout, s.o.as_matrix(), o_);
-    linear_dgrad(ctx, dout, o_, do_values.as_matrix());
+    const Tensor dy_narrow = narrowed(ctx, dy);
+    linear_wgrad(ctx, dy_narrow, s.o.as_matrix(), o_);
+    linear_dgrad(ctx, dy_narrow, o_, do_values.as_matrix());
     scratch_gemm(ctx, heads_first(do_values), heads_first(s.o_latent), up_values(kv_b_.grad), true, false, 1, 1);
     const Tensor do_latent = ctx.scratch->allocate(ctx.activation, s.o_latent.shape());
     scratch_gemm(ctx, heads_first(do_values), up_values(kv_b_.value), heads_first(do_latent), false, false);
