@@ -43,6 +43,18 @@ TEST(Plan, RecomputeLowersThePeak) {
   EXPECT_LT(saved("layer"), saved("none") * 2 / 3);
 }
 
+// Two bytes more for every number of the streams: the embedding and the layers' outputs, and of the layer that is recomputed its output
+// and what lies between attention and FFN. The gradient of the last output, in f32, no longer takes that of the normed one's memory.
+TEST(Plan, CountsStreamsInF32) {
+  const TinyRun t;
+  const auto saved = [&](const char* dtype) {
+    return make_plan(read_config(t / "run.yaml", {std::string("train.residual_dtype=") + dtype, "data.sequence_tokens=1024", "run.device=cuda", "plan.memory_bytes=1000000000"})).step.saved;
+  };
+  const nlohmann::json model = read_hf_config("tests/goldens/glm51/config.json");
+  const size_t numbers = 1024 * model["hidden_size"].get<size_t>(), layers = model["num_hidden_layers"].get<size_t>();
+  EXPECT_EQ(saved("float32") - saved("activation"), numbers * (2 * (layers + 1) + 2 * 2 + 4));
+}
+
 TEST(Plan, TheProgramCountsGlm51AndSaysThatOneDeviceIsTooSmall) {
   const auto r = run({test::tool("hyscale-train"), "--config", "configs/plan-glm-5.1.yaml", "--plan"});
   EXPECT_EQ(r.code, 3);
