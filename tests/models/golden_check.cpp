@@ -128,35 +128,48 @@ RoutingStore reference_routing(const std::string& folder, Arena& arena) {
   return given;
 }
 
-// Selections against the golden's: queries that differ, keys that both have, keys of the golden.
+// Each query's keys, ascending.
+using Keys = std::vector<std::vector<int32_t>>;
+
+Keys keys_of_rows(const std::vector<int32_t>& indices, int64_t k) {
+  Keys keys;
+  for (auto row = indices.begin(); row != indices.end(); row += k) keys.emplace_back(row, std::find(row, row + k, -1));
+  return keys;
+}
+
+Keys selected_keys(SelectionStore& store, size_t slot) {
+  const Tensor& indices = store.get(static_cast<int>(slot), {}).indices;
+  std::vector<int32_t> host(static_cast<size_t>(indices.elements()));
+  copy_bytes(host.data(), Device{}, indices.raw(), indices.device(), indices.bytes(), {});
+  synchronize(indices.device(), {});
+  return keys_of_rows(host, indices.size(1));
+}
+
+Keys golden_keys(const Case& c, size_t slot) {
+  int64_t k = 0;
+  const std::vector<int32_t> indices = golden_selection(c, slot, k);
+  return keys_of_rows(indices, k);
+}
+
+// Queries that differ, keys that both have, keys that were expected.
 struct Mismatch {
   int64_t queries = 0, shared = 0, all = 0;
   double overlap() const { return all > 0 ? static_cast<double>(shared) / static_cast<double>(all) : 1; }
-};
-
-void compare_selection(const Case& c, SelectionStore& store, size_t slot, Mismatch& m) {
-  int64_t k = 0;
-  const std::vector<int32_t> expected = golden_selection(c, slot, k);
-  const Tensor& indices = store.get(static_cast<int>(slot), {}).indices;
-  std::vector<int32_t> found(static_cast<size_t>(indices.elements()));
-  copy_bytes(found.data(), Device{}, indices.raw(), indices.device(), indices.bytes(), {});
-  synchronize(indices.device(), {});
-  const int64_t width = indices.size(1);
-  for (int64_t q = 0; q < indices.size(0); ++q) {
-    const std::vector<int32_t> a(found.begin() + q * width, std::find(found.begin() + q * width, found.begin() + (q + 1) * width, -1));
-    const auto end = expected.begin() + (q + 1) * k;
-    const std::vector<int32_t> b(expected.begin() + q * k, std::find(expected.begin() + q * k, end, -1));
-    m.queries += a != b;
-    std::vector<int32_t> both;
-    std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
-    m.shared += static_cast<int64_t>(both.size());
-    m.all += static_cast<int64_t>(b.size());
+  void add(const Keys& found, const Keys& expected) {
+    HYSCALE_CHECK(found.size() == expected.size(), found.size(), " queries against ", expected.size());
+    for (size_t q = 0; q < found.size(); ++q) {
+      std::vector<int32_t> both;
+      std::set_intersection(found[q].begin(), found[q].end(), expected[q].begin(), expected[q].end(), std::back_inserter(both));
+      queries += found[q] != expected[q];
+      shared += static_cast<int64_t>(both.size());
+      all += static_cast<int64_t>(expected[q].size());
+    }
   }
-}
+};
 
 Mismatch compare_selections(const Case& c, SelectionStore& store) {
   Mismatch m;
-  for (size_t slot = 0; slot < c.golden_layers.size(); ++slot) compare_selection(c, store, slot, m);
+  for (size_t slot = 0; slot < c.golden_layers.size(); ++slot) m.add(selected_keys(store, slot), golden_keys(c, slot));
   return m;
 }
 
@@ -235,19 +248,33 @@ Errors compare(const Outcome& found, const Outcome& expected) {
   return e;
 }
 
-// Each slot's own selection where the layers below read the golden's: a selection that differs is then the doing of this layer's
-// scores, and does not come from another selection before it.
-std::vector<Mismatch> own_selections(Case& c, const StepOptions& o, RoutingStore& routing) {
-  std::vector<Mismatch> own(c.golden_layers.size());
-  for (size_t slot = 0; slot < own.size(); ++slot) {
+// Each slot's own selection where the layers below read the golden's: one that differs is then the doing of this layer's scores, and
+// does not come from another selection before it.
+std::vector<Keys> own_selections(Case& c, const StepOptions& o, RoutingStore* routing) {
+  std::vector<Keys> own;
+  for (size_t slot = 0; slot < c.golden_layers.size(); ++slot) {
     Arena golden(o.device, "golden selections");
     Step step(*c.model, o);
     fix_selections(c, step.selections(), golden, slot);
-    if (!routing.experts.empty()) step.use_routing(&routing);
+    step.use_routing(routing);
     step.logits(c.sequence);
-    compare_selection(c, step.selections(), slot, own[slot]);
+    own.push_back(selected_keys(step.selections(), slot));
   }
   return own;
+}
+
+// The golden's, or with rounded weights those of our f32 run on the CPU.
+std::vector<Keys> expected_selections(const Case& c, const std::string& folder, bool round_weights) {
+  std::vector<Keys> expected;
+  if (!round_weights) {
+    for (size_t slot = 0; slot < c.golden_layers.size(); ++slot) expected.push_back(golden_keys(c, slot));
+    return expected;
+  }
+  Case cpu = load_case(folder, Device{});
+  round_to_bf16(cpu.model->parameters());
+  Arena arena(Device{}, "expert choices");
+  RoutingStore routing = reference_routing(folder, arena);
+  return own_selections(cpu, {}, &routing);
 }
 
 bool check_folder(const std::string& folder, const Options& o) {
@@ -283,9 +310,12 @@ bool check_folder(const std::string& folder, const Options& o) {
               errors.all_gradients, worst, worst_name.c_str());
   if (o.replay_golden_selections) {
     std::printf("selections replayed; own overlap");
-    const std::vector<Mismatch> own = own_selections(c, options, routing);
-    for (size_t slot = 0; slot < own.size(); ++slot)
-      std::printf("%s layer %lld %.3f%%", slot == 0 ? "" : ",", static_cast<long long>(c.golden_layers[slot]), 100 * own[slot].overlap());
+    const std::vector<Keys> own = own_selections(c, options, routing.experts.empty() ? nullptr : &routing), expected = expected_selections(c, folder, o.round_weights);
+    for (size_t slot = 0; slot < own.size(); ++slot) {
+      Mismatch m;
+      m.add(own[slot], expected[slot]);
+      std::printf("%s layer %lld %.3f%%", slot == 0 ? "" : ",", static_cast<long long>(c.golden_layers[slot]), 100 * m.overlap());
+    }
     std::printf("\n");
   } else {
     std::printf("other selections %lld of %lld, overlap %.4f%%\n", static_cast<long long>(selections.queries),
