@@ -63,8 +63,10 @@ void rms_norm(const RmsNorm& n) {
 
 void rms_norm_backward(const RmsNormBackward& n) {
   check_shape(n.dy, "dy", n.x.shape());
-  check_tensor(n.dx, "dx", n.x.dtype(), n.x.shape());
+  check_shape(n.dx, "dx", n.x.shape());
   check_residual_types("rms_norm_backward", n.x, n.dy);
+  HYSCALE_CHECK(n.dx.dtype() == n.x.dtype() || n.dx.dtype() == n.dy.dtype(), "dx is ", dtype_name(n.dx.dtype()), "; expected the dtype of x, ", dtype_name(n.x.dtype()),
+                ", or that of dy, ", dtype_name(n.dy.dtype()));
   check_tensor(n.rstd, "rstd", DType::f32, {n.x.size(0)});
   if (n.dweight.defined()) check_tensor(n.dweight, "dweight", DType::f32, {n.x.size(1)});
   HYSCALE_DISPATCH("rms_norm_backward", n.x.device(), rms_norm_backward_ref(n), rms_norm_backward_cuda(n));

@@ -65,9 +65,9 @@ __global__ void rms_norm_kernel(const X* __restrict__ x, int64_t x_step, const T
 }
 
 // dx may be the memory of dy: every element is read before it is written by the same thread.
-template <typename X, typename T, int kWidth, bool kWarp>
+template <typename X, typename T, typename D, int kWidth, bool kWarp>
 __global__ void rms_norm_backward_kernel(const X* __restrict__ x, int64_t x_step, const T* __restrict__ weight, float offset, const float* __restrict__ rstd, const T* dy,
-                                         int64_t dy_step, X* dx, int64_t dx_step, bool accumulate, int64_t rows, int64_t columns) {
+                                         int64_t dy_step, D* dx, int64_t dx_step, bool accumulate, int64_t rows, int64_t columns) {
   using R = Row<kWarp>;
   const R row;
   for (int64_t t = row.first; t < rows; t += row.step) {
@@ -127,14 +127,18 @@ void rms_norm_backward_cuda(const RmsNormBackward& n) {
       Workspace workspace(n.workspace);
       column_sums_cuda(n.dweight.f32(), workspace.take<float>(kColumnSumBlocks * columns), rows, columns, WeightTerm<X, T>{x, dy, rstd, x_step, dy_step}, stream_of(n.stream));
     }
-    const auto launch = [&](auto kernel) {
-      kernel<<<grid_for(rows, columns <= kNarrow ? kThreads / 32 : 1), kThreads, 0, stream_of(n.stream)>>>(x, x_step, n.weight.defined() ? n.weight.data<T>() : nullptr, n.weight_offset, rstd, dy, dy_step, n.dx.data<X>(), n.dx.stride(0),
-                                                                      n.accumulate_dx, rows, columns);
+    const auto into = [&](auto gradient) {
+      using D = decltype(gradient);
+      const auto launch = [&](auto kernel) {
+        kernel<<<grid_for(rows, columns <= kNarrow ? kThreads / 32 : 1), kThreads, 0, stream_of(n.stream)>>>(x, x_step, n.weight.defined() ? n.weight.data<T>() : nullptr, n.weight_offset, rstd, dy, dy_step, n.dx.data<D>(), n.dx.stride(0),
+                                                                        n.accumulate_dx, rows, columns);
+      };
+      const auto of_width = [&](auto warp) {
+        common_pack(columns, n.x, n.weight, n.dy, n.dx) == 8 ? launch(rms_norm_backward_kernel<X, T, D, 8, warp>) : launch(rms_norm_backward_kernel<X, T, D, 1, warp>);
+      };
+      columns <= kNarrow ? of_width(std::true_type{}) : of_width(std::false_type{});
     };
-    const auto of_width = [&](auto warp) {
-      common_pack(columns, n.x, n.weight, n.dy, n.dx) == 8 ? launch(rms_norm_backward_kernel<X, T, 8, warp>) : launch(rms_norm_backward_kernel<X, T, 1, warp>);
-    };
-    columns <= kNarrow ? of_width(std::true_type{}) : of_width(std::false_type{});
+    n.dx.dtype() == n.x.dtype() ? into(X{}) : into(T{});
   });
   check_launch("rms_norm_backward");
 }

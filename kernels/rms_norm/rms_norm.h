@@ -1,8 +1,8 @@
 // RMSNorm over the last dimension: y = (weight_offset + weight) * x * rstd, rstd = (mean(x^2) + eps)^-1/2, all in f32.
 // weight_offset is 0, or 1 for zero-centred weights. Backward, with x^ = x * rstd and g = dy * (weight_offset + weight):
 //   dx = rstd * (g - x^ * mean(g * x^)),  dweight += sum over rows of dy * x^.
-// Rows may be strided (a column slice of a wider tensor); the last dimension is dense. x and dx share a dtype, and so do weight, y and dy: both
-// the same, or x and dx f32 (a residual stream) and the rest bf16. dx may be the memory of dy where they are of one dtype.
+// Rows may be strided (a column slice of a wider tensor); the last dimension is dense. All share a dtype, or x is f32 (a residual stream) and
+// weight, y and dy are bf16; then dx is of either dtype. It may be the memory of dy where they are of one dtype.
 #pragma once
 #include "core/tensor.h"
 

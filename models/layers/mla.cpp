@@ -43,10 +43,10 @@ void Mla::project(Context& ctx, const Tensor& u, const Tensor& inv_freq, Saved& 
   const MlaConfig& c = config_;
   const int64_t tokens = u.size(0), width = c.kv_rank + c.rope_dim;
   s.u = u;
-  s.q_raw = ctx.saved->allocate(ctx.activation, {tokens, c.q_rank});
+  s.q_raw = ctx.saved->allocate(ctx.residual(), {tokens, c.q_rank});
   s.q_rstd = ctx.saved->allocate(DType::f32, {tokens});
   s.c_q = ctx.saved->allocate(ctx.activation, {tokens, c.q_rank});
-  s.kv_raw = ctx.saved->allocate(ctx.activation, {tokens, width});
+  s.kv_raw = ctx.saved->allocate(ctx.residual(), {tokens, width});
   s.kv_rstd = ctx.saved->allocate(DType::f32, {tokens});
   s.kv = ctx.saved->allocate(ctx.activation, {tokens, width});
   s.q = ctx.saved->allocate(ctx.activation, {tokens, c.num_heads, c.nope_dim + c.rope_dim});

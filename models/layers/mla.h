@@ -22,6 +22,7 @@ class Mla {
  public:
   Mla(ParameterStore&, const std::string& prefix, const MlaConfig&);
 
+  // The latents before their norms, q_raw and kv_raw, are of the residual's dtype.
   struct Saved {
     Tensor u;                    // [T, C], the caller's
     Tensor q_raw, q_rstd, c_q;   // [T, Rq], f32 [T], [T, Rq]
