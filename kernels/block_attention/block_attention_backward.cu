@@ -155,7 +155,7 @@ __device__ __forceinline__ void score_gradients(Shared& s, const Arguments& a, i
 }
 
 // to(row) += left right for 64 columns; `left` [keys][heads], `right` [heads][columns].
-__device__ __forceinline__ void add_rows(const unsigned char* left, const unsigned char* right, float* to, const int32_t* rows, int64_t stride, int lane) {
+__device__ __forceinline__ void add_product(const unsigned char* left, const unsigned char* right, float* to, const int32_t* rows, uint32_t stride, int lane) {
   float d[32];
   pin(d);
   wgmma_begin();
@@ -163,14 +163,12 @@ __device__ __forceinline__ void add_rows(const unsigned char* left, const unsign
   wgmma_commit();
   wgmma_wait<0>();
   pin(d);
-  for_each_line_of_fours(d, lane, [&](int row, int column, float x, float y, float z, float w) {
-    if (rows[row] >= 0) add_four(to + rows[row] * stride + column, x, y, z, w);
-  });
+  add_rows(d, to, stride, rows, lane);
 }
 
 __device__ void consume(Shared& s, const Arguments& a, int64_t t, int group, int count, int thread) {
   const int tiles = (count + kKeys - 1) / kKeys, lane = thread % 32;
-  const int64_t stride = int64_t{a.groups} * kDims;
+  const uint32_t stride = static_cast<uint32_t>(a.groups) * kDims;
   load_statistics(s, a, t, group, thread);
   named_sync(1, kGroup);
   barrier_wait(&s.q_full, 0);
@@ -197,8 +195,8 @@ __device__ void consume(Shared& s, const Arguments& a, int64_t t, int group, int
 #pragma unroll 1
     for (int b = 0; b < kBlocks; ++b) {
       const int64_t column = group * kDims + b * 64;
-      add_rows(s.dx, s.q[b], a.dk + column, rows, stride, lane);
-      add_rows(s.p, s.dout[b], a.dv + column, rows, stride, lane);
+      add_product(s.dx, s.q[b], a.dk + column, rows, stride, lane);
+      add_product(s.p, s.dout[b], a.dv + column, rows, stride, lane);
     }
     named_sync(1, kGroup);  // p and dx are free again
   }

@@ -184,10 +184,7 @@ __device__ void consume(Shared& s, const Arguments& a, int group, int steps) {
     float part[32];
 #pragma unroll
     for (int i = 0; i < 32; ++i) part[i] = sums[32 * b + i];
-    for_each_line_of_fours(part, thread % 32, [&](int row, int column, float x0, float x1, float x2, float x3) {
-      const int64_t at = s.rows[thread / 32 * 16 + row];
-      if (at >= 0) add_four(to + at * a.groups * kDims + b * 64 + column, x0, x1, x2, x3);
-    });
+    add_rows(part, to + b * 64, a.groups * kDims, s.rows + thread / 32 * 16, thread % 32);
   }
 }
 

@@ -238,7 +238,7 @@ __device__ __forceinline__ void keep_head_sums(const Shared& s, const float (&fo
 }
 
 // to(row) += left right for 64 columns; `left` [keys][heads], `right` [heads][columns].
-__device__ __forceinline__ void add_rows(const unsigned char* left, const unsigned char* right, float* to, const int32_t* rows, int64_t stride, int lane) {
+__device__ __forceinline__ void add_product(const unsigned char* left, const unsigned char* right, float* to, const int32_t* rows, uint32_t stride, int lane) {
   float d[32];
   pin(d);
   wgmma_begin();
@@ -248,9 +248,7 @@ __device__ __forceinline__ void add_rows(const unsigned char* left, const unsign
   wgmma_commit();
   wgmma_wait<0>();
   pin(d);
-  for_each_line_of_fours(d, lane, [&](int row, int column, float x, float y, float z, float w) {
-    if (rows[row] >= 0) add_four(to + rows[row] * stride + column, x, y, z, w);
-  });
+  add_rows(d, to, stride, rows, lane);
 }
 
 template <int kPart>
@@ -284,16 +282,17 @@ __device__ void consume(Shared& s, const Arguments& a, UnitedCounts count) {
     wgmma_wait<0>();
     pin(dq);
     if (tile >= first_summed) {
-      const int64_t stride = int64_t{a.groups} * kDims, group = blockIdx.x % a.groups;
+      const uint32_t stride = static_cast<uint32_t>(a.groups) * kDims;
+      const int64_t group = blockIdx.x % a.groups;
       const int32_t* to = s.to[tile & 1] + thread / 32 * 16;
 #pragma unroll 1
-      for (int b = 0; b < kColumns; ++b) add_rows(s.dx[kPart], s.q[b], a.dk + group * kDims + b * 64, to, stride, thread % 32);
+      for (int b = 0; b < kColumns; ++b) add_product(s.dx[kPart], s.q[b], a.dk + group * kDims + b * 64, to, stride, thread % 32);
       named_sync(kOwn + kPart, kGroup);
       write_probabilities<kPart>(s, p);
       fence_to_async();
       named_sync(kOwn + kPart, kGroup);
 #pragma unroll 1
-      for (int b = 0; b < kColumns; ++b) add_rows(s.dx[kPart], s.dout[b], a.dv + group * kDims + b * 64, to, stride, thread % 32);
+      for (int b = 0; b < kColumns; ++b) add_product(s.dx[kPart], s.dout[b], a.dv + group * kDims + b * 64, to, stride, thread % 32);
     }
     barrier_arrive(&s.empty[kStage]);
     named_sync(kOwn + kPart, kGroup);  // dx and fours are free again

@@ -62,6 +62,13 @@ template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
+// 2^x within 2 ulp; numbers below 2^-126 are 0.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Keeps the compiler from moving uses of an accumulator across the asynchronous products that write it.
 template <int n>
 __device__ __forceinline__ void pin(float (&d)[n]) {
@@ -94,24 +101,45 @@ __device__ __forceinline__ void for_each_line(float (&d)[32], int lane, Add add)
 #pragma unroll
   for (int i = 0; i < 32; ++i) add((lane >> 4) * 4 + (i >> 2 & 1) * 2 + (i & 1) + (i >> 1 & 1) * 8, column + (i >> 3) * 16, d[i]);
 }
-// add(row, column, x, y, z, w): four columns from `column` on.
-template <typename Add>
-__device__ __forceinline__ void for_each_line_of_fours(float (&d)[32], int lane, Add add) {
-  trade<4, 1>(d, lane);
-  trade<8, 4>(d, lane);
-  const int column = (lane & 1) * 8 + (lane >> 1 & 1) * 4 + (lane >> 2 & 1) * 16;
+// Adds `x` to four numbers where id >= 0.
+__device__ __forceinline__ void add_four_if(int32_t id, float* to, const float (&x)[4]) {
+  asm volatile("{\n.reg .pred p;\nsetp.ge.s32 p, %5, 0;\n@p red.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to), "f"(x[0]), "f"(x[1]),
+               "f"(x[2]), "f"(x[3]), "r"(id)
+               : "memory");
+}
+// Adds the 16 rows of n * 2 columns to rows ids[0..15] of `to`, `stride` numbers apart, those of id >= 0. A lane adds to four rows, each address computed once and no branches:
+// arithmetic and branches for every addition took as long as the additions.
+template <int n>
+__device__ __forceinline__ void add_rows(float (&d)[n], float* to, uint32_t stride, const int32_t* ids, int lane) {
+  trade<4, 1>(d, lane);  // a lane has fours of columns
+  const bool upper = lane & 4;
+  float* own_columns = to + (lane & 1) * 8 + (lane >> 1 & 1) * 4 + (lane >> 2 & 1) * 16;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    if (i & 5) continue;
-    add((lane >> 3) * 2 + (i >> 3 & 1) + (i >> 1 & 1) * 8, column + (i >> 4) * 32, d[i], d[i + 1], d[i + 4], d[i + 5]);
+  for (int high = 0; high < 2; ++high) {
+    // Of two lanes of neighbouring rows one takes 16 of 32 columns of both rows, the other the rest.
+    const int32_t own_id = ids[lane / 4 + 8 * high], other_id = ids[(lane / 4 ^ 1) + 8 * high];
+    float *own_row = own_columns + static_cast<uint64_t>(static_cast<uint32_t>(own_id)) * stride;
+    float *other_row = own_columns + static_cast<uint64_t>(static_cast<uint32_t>(other_id)) * stride;
+#pragma unroll
+    for (int half = 0; half < n / 16; ++half) {
+      float own[4], other[4];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const int i = 16 * half + 2 * high + c / 2 * 4 + c % 2;
+        own[c] = upper ? d[i + 8] : d[i];
+        other[c] = __shfl_xor_sync(~0u, upper ? d[i] : d[i + 8], 4);
+      }
+      add_four_if(own_id, own_row + 32 * half, own);
+      add_four_if(other_id, other_row + 32 * half, other);
+    }
   }
 }
 // store(row, column, eight): eight columns from `column` on in bf16; a warp's calls at a time cover 64 bytes of eight rows each.
-template <typename Store>
-__device__ __forceinline__ void for_each_eight_rounded(const float (&d)[32], int lane, Store store) {
-  uint32_t pairs[16];  // register bits: row 3, columns 3-5; lane bits: columns 1-2, rows 0-2
+template <int n, typename Store>
+__device__ __forceinline__ void for_each_eight_rounded(const float (&d)[n], int lane, Store store) {
+  uint32_t pairs[n / 2];  // register bits: row 3, columns 3-5; lane bits: columns 1-2, rows 0-2
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
+  for (int i = 0; i < n / 2; ++i) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(d[2 * i], d[2 * i + 1]);
     pairs[i] = reinterpret_cast<const uint32_t&>(pair);
   }
@@ -120,7 +148,7 @@ __device__ __forceinline__ void for_each_eight_rounded(const float (&d)[32], int
 #pragma unroll
   for (int half = 0; half < 2; ++half)
 #pragma unroll
-    for (int i = half; i < 16; i += 8) store(lane / 4 + 8 * half, lane % 4 * 8 + i / 8 * 32, make_uint4(pairs[i], pairs[i + 2], pairs[i + 4], pairs[i + 6]));
+    for (int i = half; i < n / 2; i += 8) store(lane / 4 + 8 * half, lane % 4 * 8 + i / 8 * 32, make_uint4(pairs[i], pairs[i + 2], pairs[i + 4], pairs[i + 6]));
 }
 __device__ __forceinline__ void add_four(float* to, float x, float y, float z, float w) {
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");

@@ -30,20 +30,20 @@ __host__ __device__ inline int padded(int k) { return (k + kKeys - 1) / kKeys * 
 
 template <int kHeads>
 __device__ void produce(Shared<kHeads>& s, const IndexLossArguments& a, const int32_t* ids, int count, int thread) {
-  const int tiles = (count + kKeys - 1) / kKeys, piece = thread % 16, first_row = thread / 16;
+  const int tiles = (count + kKeys - 1) / kKeys, piece = thread % 16, first_row = thread / 16 * 8;
   const auto publish = [&](int turn) {
     fence_to_async();
     barrier_arrive(&s.full[turn % kStages]);
   };
   for (int turn = 0; turn < 2 * tiles; ++turn) {
-    const int stage = turn % kStages, first = turn % tiles * kKeys;
+    const int stage = turn % kStages;
+    const int4* of_rows = reinterpret_cast<const int4*>(ids + turn % tiles * kKeys + first_row);
+    const int4 low = of_rows[0], high = of_rows[1];
+    const int32_t of_row[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     if (turn >= kStages) barrier_wait(&s.empty[stage], (turn / kStages - 1) & 1);
 #pragma unroll
-    for (int r = 0; r < 8; ++r) {
-      const int row = first_row + 8 * r;
-      const int32_t id = ids[first + row];
-      copy16(shared_address(s.keys[stage][piece / 8]) + tile_offset(row, piece % 8), a.keys + max(id, 0) * a.keys_stride + piece * 8, id >= 0);
-    }
+    for (int r = 0; r < 8; ++r)
+      copy16(shared_address(s.keys[stage][piece / 8]) + tile_offset(first_row + r, piece % 8), a.keys + max(of_row[r], 0) * a.keys_stride + piece * 8, of_row[r] >= 0);
     asm volatile("cp.async.commit_group;" ::: "memory");
     if (turn < kAhead) continue;
     asm volatile("cp.async.wait_group %0;" ::"n"(kAhead) : "memory");
@@ -114,12 +114,6 @@ __device__ float divergence(Shared<kHeads>& s, const IndexLossArguments& a, cons
     s.scores[j] = a.grad_scale * (expf(log_r) - p);
   }
   return group_sum(loss, s.parts[0], thread);
-}
-
-__device__ __forceinline__ void reduce_block(const IndexLossArguments& a, float (&d)[32], const int32_t* ids, int block, int lane) {
-  for_each_line_of_fours(d, lane, [&](int row, int column, float x, float y, float z, float w) {
-    if (ids[row] >= 0) add_four(a.dkeys + ids[row] * a.dkeys_stride + block * 64 + column, x, y, z, w);
-  });
 }
 
 template <int kHeads>
@@ -208,7 +202,7 @@ __device__ void consume(Shared<kHeads>& s, const IndexLossArguments& a, int coun
         if (kAtOnce - i == 2) wgmma_wait<2>();
         else wgmma_wait<1>();
         pin(d[i]);
-        reduce_block(a, d[i], ids + tile * kKeys + warp * 16, first + i, lane);
+        add_rows(d[i], a.dkeys + (first + i) * 64, static_cast<uint32_t>(a.dkeys_stride), ids + tile * kKeys + warp * 16, lane);
       }
     }
     wgmma_wait<0>();

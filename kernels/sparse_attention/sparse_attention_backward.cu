@@ -95,22 +95,39 @@ __device__ void produce(Shared<kDk>& s, const Arguments& a, int count, int threa
   }
 }
 
-// delta and lse of every head; 8 warps.
+// delta and lse of every head; 8 warps. All loads of a few heads are on their way at once: one after another they took 8% of the kernel.
 template <int kDk>
 __device__ void load_statistics(Shared<kDk>& s, const Arguments& a, int thread) {
+  constexpr int kAtOnce = 4, kPieces = kDv / 8 / 32;
   const int lane = thread % 32;
-  for (int h = thread / 32; h < kHeads; h += 8) {
-    const int64_t row = (a.first + blockIdx.x) * a.heads + h;
-    float sum = 0;
-    for (int d = lane * 2; h < a.heads && d < kDv; d += 64) {
-      const float2 x = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(a.out + row * kDv + d));
-      const float2 y = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(a.dout + row * kDv + d));
-      sum += x.x * y.x + x.y * y.y;
-    }
-    for (int offset = 16; offset; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-    if (lane == 0) {
-      s.delta[h] = sum;
-      s.lse[h] = h < a.heads ? a.lse[row] * 1.4426950408889634f : INFINITY;
+  const int64_t first = (a.first + blockIdx.x) * a.heads;
+#pragma unroll 1
+  for (int h0 = thread / 32 * 8; h0 < thread / 32 * 8 + 8; h0 += kAtOnce) {
+    uint4 out[kAtOnce][kPieces], dout[kAtOnce][kPieces];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+      for (int n = 0; n < kPieces; ++n) {
+        const int64_t at = (first + min(h0 + i, a.heads - 1)) * kDv + n * 256 + lane * 8;
+        out[i][n] = __ldg(reinterpret_cast<const uint4*>(a.out + at));
+        dout[i][n] = __ldg(reinterpret_cast<const uint4*>(a.dout + at));
+      }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      float sum = 0;
+#pragma unroll
+      for (int n = 0; n < kPieces; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float2 x = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162*>(&out[i][n])[e]);
+          const float2 y = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162*>(&dout[i][n])[e]);
+          sum += x.x * y.x + x.y * y.y;
+        }
+      for (int offset = 16; offset; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+      if (lane == 0) {
+        s.delta[h0 + i] = sum;
+        s.lse[h0 + i] = h0 + i < a.heads ? a.lse[first + h0 + i] * 1.4426950408889634f : INFINITY;
+      }
     }
   }
 }
@@ -145,23 +162,21 @@ __device__ __forceinline__ void score_gradients(Shared<kDk>& s, const Arguments&
   pin(x);
   pin(dp);
   const float scale_log2 = a.scale * 1.4426950408889634f;
+  float2 lse[4], delta[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) lse[j] = *reinterpret_cast<const float2*>(&s.lse[column + 8 * j]), delta[j] = *reinterpret_cast<const float2*>(&s.delta[column + 8 * j]);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int key = row + 8 * half;
     float sum = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      float p[2], dx[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int head = column + 8 * j + e, i = 4 * j + 2 * half + e;
-        p[e] = key < visible ? exp2f(x[i] * scale_log2 - s.lse[head]) : 0.f;
-        dx[e] = a.scale * p[e] * (dp[i] - s.delta[head]);
-        sum += p[e];
-      }
+      const int i = 4 * j + 2 * half;
+      const float p0 = key < visible ? exp2_approx(x[i] * scale_log2 - lse[j].x) : 0.f, p1 = key < visible ? exp2_approx(x[i + 1] * scale_log2 - lse[j].y) : 0.f;
+      sum += p0 + p1;
       const uint32_t at = tile_offset(key, kPart * 4 + j) + lane % 4 * 4;
-      *reinterpret_cast<__nv_bfloat162*>(s.p + at) = __floats2bfloat162_rn(p[0], p[1]);
-      *reinterpret_cast<__nv_bfloat162*>(s.dx + at) = __floats2bfloat162_rn(dx[0], dx[1]);
+      *reinterpret_cast<__nv_bfloat162*>(s.p + at) = __floats2bfloat162_rn(p0, p1);
+      *reinterpret_cast<__nv_bfloat162*>(s.dx + at) = __floats2bfloat162_rn(a.scale * p0 * (dp[i] - delta[j].x), a.scale * p1 * (dp[i + 1] - delta[j].y));
     }
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
@@ -169,24 +184,41 @@ __device__ __forceinline__ void score_gradients(Shared<kDk>& s, const Arguments&
   }
 }
 
-// A block of 64 columns of d(row) of 16 rows: added to dkv, or stored as the contribution of a slot of the query.
-template <int kDk, bool kStored>
-__device__ __forceinline__ void give_block(const Arguments& a, float (&d)[32], const int32_t* ids, int slot, int block, int lane) {
+// d(row) of the tile's rows in kColumns columns of a block, which values have as well if kValues: added to dkv, or stored as contributions of the query's slots.
+template <int kColumns, bool kValues, int kDk, bool kStored>
+__device__ __forceinline__ void give_columns(Shared<kDk>& s, const Arguments& a, int tile, int block, int first_column) {
+  const int thread = thread_again(), lane = thread % 32, warp_row = thread / 32 * 16;
+  float d[kColumns / 2];
+  pin(d);
+  wgmma_begin();
+  const auto multiply = [&](const unsigned char* left, const unsigned char* right, bool add) {
+#pragma unroll
+    for (int kk = 0; kk < kHeads / 16; ++kk) {
+      const uint64_t rows = row_descriptor(shared_address(left)) + kk * 2, columns = column_descriptor(shared_address(right) + first_column * 2) + kk * 128;
+      if constexpr (kColumns == 64) wgmma_n64<0, 1>(d, rows, columns, add || kk != 0);
+      else wgmma_n32<0, 1>(d, rows, columns, add || kk != 0);
+    }
+  };
+  multiply(s.dx, s.q[block], false);
+  if constexpr (kValues) multiply(s.p, s.dout[block], true);
+  wgmma_commit();
+  wgmma_wait<0>();
+  pin(d);
+  const int32_t* ids = s.ids[tile & 1] + warp_row;
+  const int column = block * 64 + first_column;
   if constexpr (kStored) {
-    bf16* to = a.contributions + (static_cast<int64_t>(blockIdx.x) * a.k + slot) * kDk + block * 64;
-    for_each_eight_rounded(d, lane, [&](int row, int column, uint4 x) {
-      if (ids[row] >= 0) __stcs(reinterpret_cast<uint4*>(to + row * kDk + column), x);
+    bf16* to = a.contributions + (static_cast<int64_t>(blockIdx.x) * a.k + tile * kKeys + warp_row) * kDk + column;
+    for_each_eight_rounded(d, lane, [&](int row, int at, uint4 x) {
+      if (ids[row] >= 0) __stcs(reinterpret_cast<uint4*>(to + row * kDk + at), x);
     });
   } else {
-    for_each_line_of_fours(d, lane, [&](int row, int column, float x, float y, float z, float w) {
-      if (ids[row] >= 0) add_four(a.dkv + ids[row] * a.dkv_stride + block * 64 + column, x, y, z, w);
-    });
+    add_rows(d, a.dkv + column, static_cast<uint32_t>(a.dkv_stride), ids, lane);
   }
 }
 
 template <int kPart, int kDk, bool kStored>
 __device__ void consume(Shared<kDk>& s, const Arguments& a, int count) {
-  // Of dq: four blocks of columns, and half of a ninth where there is one; of dkv part 0 has all of that.
+  // Of dq and of dkv: four blocks of columns, and half of a ninth where there is one.
   constexpr int kFirst = kPart * 4, kTail = 8;
   constexpr bool kHasTail = kDk > kDv;
   const int64_t t = a.first + blockIdx.x;
@@ -200,7 +232,7 @@ __device__ void consume(Shared<kDk>& s, const Arguments& a, int count) {
     score_gradients<kPart, kDk>(s, a, count - tile * kKeys);
     fence_to_async();
     named_sync(kWritten, kMath);
-    const int thread = thread_again(), lane = thread % 32;
+    const int thread = thread_again();
     if (kPart == 0 && a.head_sum && thread < kKeys && tile * kKeys + thread < count)
       a.head_sum[t * a.k + tile * kKeys + thread] = s.head_sum[0][thread] + s.head_sum[1][thread];
 #pragma unroll
@@ -224,23 +256,8 @@ __device__ void consume(Shared<kDk>& s, const Arguments& a, int count) {
     pin(tail);
     barrier_arrive(&s.empty);
 #pragma unroll 1
-    for (int i = kPart; i < (kPart == 0 && !kHasTail ? 4 : 5); ++i) {
-      const int block = kPart == 0 && i == 4 ? kTail : kFirst + i - kPart;
-      float d[32];
-      pin(d);
-      wgmma_begin();
-#pragma unroll
-      for (int kk = 0; kk < kHeads / 16; ++kk)
-        wgmma_n64<0, 1>(d, row_descriptor(shared_address(s.dx)) + kk * 2, column_descriptor(shared_address(s.q[block])) + kk * 128, kk != 0);
-      if (block < kValueBlocks)
-#pragma unroll
-        for (int kk = 0; kk < kHeads / 16; ++kk)
-          wgmma_n64<0, 1>(d, row_descriptor(shared_address(s.p)) + kk * 2, column_descriptor(shared_address(s.dout[block])) + kk * 128, 1);
-      wgmma_commit();
-      wgmma_wait<0>();
-      pin(d);
-      give_block<kDk, kStored>(a, d, s.ids[tile & 1] + thread / 32 * 16, tile * kKeys + thread / 32 * 16, block, lane);
-    }
+    for (int i = 0; i < 4; ++i) give_columns<64, true, kDk, kStored>(s, a, tile, kFirst + i, 0);
+    if constexpr (kHasTail) give_columns<32, false, kDk, kStored>(s, a, tile, kTail, kPart * 32);
     named_sync(kConsumed, kMath);  // p, dx and head_sum are free again
   }
   const int thread = thread_again(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
