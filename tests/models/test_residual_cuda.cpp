@@ -6,8 +6,9 @@ namespace {
 
 using namespace test;
 
-// Two configurations that differ in the streams' dtype alone, from the same weights.
-void expect_f32_streams_to_be_closer(const std::string& golden, nlohmann::json config, const ModelOptions& m) {
+// From the same weights with streams in bf16 and in f32. Seen: 20 to 25% less (GLM), 16% (DeepSeek-V4), 4 to 5% (Qwen, whose noise is that
+// of its recurrence).
+void expect_f32_streams_to_be_closer(const std::string& golden, const nlohmann::json& config, const ModelOptions& m) {
   const std::unique_ptr<Model> cpu = make_random_without_zeros(config, m);
   const HostSequence s = sequence({70, 1, 64, 33});
   for (Recompute recompute : {Recompute::none, Recompute::layer}) {
@@ -23,7 +24,6 @@ void expect_f32_streams_to_be_closer(const std::string& golden, nlohmann::json c
       EXPECT_NEAR(found.index, expected.index, 2e-2 * expected.index);
       differences[f32] = gradient_difference(*cpu, *cuda);
     }
-    std::printf("%s: bf16 %.3e, f32 %.3e\n", golden.c_str(), differences[0], differences[1]);
     EXPECT_LT(differences[1], differences[0]);
   }
 }
