@@ -101,6 +101,8 @@ struct Context {
   Device device;
   Stream stream;
   DType activation = DType::f32;  // f32 on the CPU, bf16 on CUDA
+  bool f32_residual = false;      // hidden streams between layers and their gradients are f32 beside bf16 activations
+  DType residual() const { return f32_residual ? DType::f32 : activation; }
   Stage stage = Stage::sparse;
   bool replay = true;             // false: recompute selects again (for comparison only)
   const PackedSequence* sequence = nullptr;

@@ -45,7 +45,7 @@ class LayerStack {
     uses.resize(layers_.size());
     for (size_t i = 0; i < layers_.size(); ++i) {
       uses[i].x = x;
-      const Tensor y = ctx.saved->allocate(ctx.activation, x.shape());
+      const Tensor y = ctx.saved->allocate(ctx.residual(), x.shape());
       const Arena::Mark before_layer = ctx.saved->mark();
       const Range range(concat("forward layer ", i).c_str());
       store_.open(unit(i), unit(i + 1), ctx.stream);
@@ -65,7 +65,7 @@ class LayerStack {
       store_.open_for_backward(unit(i), unit(i - 1), ctx.stream);
       if (recompute == Recompute::layer) {
         // The layer's output is known; what is wanted is what its backward reads.
-        const Tensor y = ctx.saved->allocate(ctx.activation, d.shape());
+        const Tensor y = ctx.saved->allocate(ctx.residual(), d.shape());
         layers_[i].forward(ctx, Pass::recompute, slots_[i], uses[i].x, y, rope, uses[i].saved);
       }
       layers_[i].backward(ctx, slots_[i], d, rope, uses[i].saved);
@@ -75,7 +75,7 @@ class LayerStack {
 
   // Forward without backward; overwrites x. Two outputs are alive at a time.
   Tensor evaluate(Context& ctx, Tensor x, const Rope& rope) {
-    Tensor y = ctx.saved->allocate(ctx.activation, x.shape());
+    Tensor y = ctx.saved->allocate(ctx.residual(), x.shape());
     for (size_t i = 0; i < layers_.size(); ++i) {
       const ArenaScope scope(*ctx.saved);
       typename Layer::Saved saved;
@@ -89,7 +89,7 @@ class LayerStack {
 
   // evaluate() of the warm-up stage: each layer trains its indexer on the way.
   Tensor warmup(Context& ctx, Tensor x, const Rope& rope) {
-    Tensor y = ctx.saved->allocate(ctx.activation, x.shape());
+    Tensor y = ctx.saved->allocate(ctx.residual(), x.shape());
     for (size_t i = 0; i < layers_.size(); ++i) {
       const ArenaScope scope(*ctx.saved);
       store_.open_for_backward(unit(i), unit(i + 1), ctx.stream);

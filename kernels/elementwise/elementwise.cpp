@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/common/op.h"
+#include "kernels/common/residual_types.h"
 
 namespace hyscale {
 
@@ -55,7 +56,9 @@ void check_float(const Tensor& t) {
 }  // namespace
 
 void add(const Tensor& y, const Tensor& a, const Tensor& b, Stream stream) {
-  for (const Tensor* t : {&a, &b}) check_tensor(*t, "operand of add", y.dtype(), y.shape());
+  check_tensor(a, "operand of add", y.dtype(), y.shape());
+  check_shape(b, "operand of add", y.shape());
+  check_residual_types("add", y, b);
   HYSCALE_CHECK(y.is_contiguous() && a.is_contiguous() && b.is_contiguous(), "operands of add are contiguous");
   (void)stream;
   HYSCALE_DISPATCH("add", y.device(), add_ref(y, a, b), add_cuda(y, a, b, stream));

@@ -1,4 +1,4 @@
-#include "kernels/common/cuda.cuh"
+#include "kernels/common/residual_types.cuh"
 #include "kernels/elementwise/elementwise.h"
 
 namespace hyscale {
@@ -8,8 +8,8 @@ constexpr int kThreads = 256;
 constexpr int64_t kMostBlocks = 132 * 16;
 
 // y may be a or b.
-template <typename T, int kWidth>
-__global__ void add_kernel(T* y, const T* a, const T* b, int64_t packs) {
+template <typename R, typename T, int kWidth>
+__global__ void add_kernel(R* y, const R* a, const T* b, int64_t packs) {
   for (int64_t p = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; p < packs; p += static_cast<int64_t>(gridDim.x) * kThreads) {
     float x[kWidth], z[kWidth];
     load_pack(a + p * kWidth, x);
@@ -44,12 +44,13 @@ __global__ void cast_kernel(To* __restrict__ to, Strides to_step, const From* __
 void add_cuda(const Tensor& y, const Tensor& a, const Tensor& b, Stream stream) {
   const int64_t count = y.elements();
   if (count == 0) return;
-  with_float_type(y.dtype(), "add", [&](auto type) {
+  with_residual_types(y.dtype(), b.dtype(), "add", [&](auto residual, auto type) {
+    using R = decltype(residual);
     using T = decltype(type);
     const int pack = common_pack(count, as_rank3(y), as_rank3(a), as_rank3(b)) == 8 && count % 8 == 0 ? 8 : 1;
     const unsigned grid = grid_for(count / pack, kThreads, kMostBlocks);
-    pack == 8 ? add_kernel<T, 8><<<grid, kThreads, 0, stream_of(stream)>>>(y.data<T>(), a.data<T>(), b.data<T>(), count / 8)
-              : add_kernel<T, 1><<<grid, kThreads, 0, stream_of(stream)>>>(y.data<T>(), a.data<T>(), b.data<T>(), count);
+    pack == 8 ? add_kernel<R, T, 8><<<grid, kThreads, 0, stream_of(stream)>>>(y.data<R>(), a.data<R>(), b.data<T>(), count / 8)
+              : add_kernel<R, T, 1><<<grid, kThreads, 0, stream_of(stream)>>>(y.data<R>(), a.data<R>(), b.data<T>(), count);
   });
   check_launch("add");
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/common/op.h"
+#include "kernels/common/residual_types.h"
 #include "kernels/common/rows.h"
 
 namespace hyscale {
@@ -51,6 +52,7 @@ void embedding_backward_ref(const EmbeddingBackward& e) {
 void embedding(const Embedding& e) {
   check_tensor(e.tokens, "tokens", DType::i32, {-1});
   check_shape(e.y, "y", {e.tokens.size(0), e.weight.size(1)});
+  check_residual_types("embedding", e.y, e.weight);
   HYSCALE_DISPATCH("embedding", e.y.device(), embedding_ref(e), embedding_cuda(e));
 }
 

@@ -1,18 +1,18 @@
 // The backward sorts (token, place) pairs, so that one block owns a token's row and adds its gradients in the order of places.
 #include <cub/device/device_radix_sort.cuh>
 
-#include "kernels/common/cuda.cuh"
 #include "kernels/common/op.h"
+#include "kernels/common/residual_types.cuh"
 #include "kernels/embedding/embedding.h"
 
 namespace hyscale {
 namespace {
 
-template <typename T>
-__global__ void embedding_kernel(const int32_t* __restrict__ tokens, const T* __restrict__ weight, T* __restrict__ y, int64_t y_step, int64_t count, int64_t columns) {
+template <typename R, typename T>
+__global__ void embedding_kernel(const int32_t* __restrict__ tokens, const T* __restrict__ weight, R* __restrict__ y, int64_t y_step, int64_t count, int64_t columns) {
   for (int64_t t = blockIdx.x; t < count; t += gridDim.x) {
     const int64_t id = tokens[t];
-    for (int64_t c = threadIdx.x; c < columns; c += blockDim.x) y[t * y_step + c] = id < 0 ? from_f32<T>(0) : weight[id * columns + c];
+    for (int64_t c = threadIdx.x; c < columns; c += blockDim.x) y[t * y_step + c] = id < 0 ? from_f32<R>(0) : from_f32<R>(to_f32(weight[id * columns + c]));
   }
 }
 
@@ -39,9 +39,10 @@ __global__ void add_rows_kernel(const int32_t* __restrict__ sorted_tokens, const
 void embedding_cuda(const Embedding& e) {
   const int64_t count = e.tokens.size(0), columns = e.weight.size(1);
   if (count == 0) return;
-  with_float_type(e.y.dtype(), "embedding", [&](auto type) {
+  with_residual_types(e.y.dtype(), e.weight.dtype(), "embedding", [&](auto residual, auto type) {
+    using R = decltype(residual);
     using T = decltype(type);
-    embedding_kernel<T><<<grid_for(count, 1), 256, 0, stream_of(e.stream)>>>(e.tokens.i32(), e.weight.data<T>(), e.y.data<T>(), e.y.stride(0), count, columns);
+    embedding_kernel<R, T><<<grid_for(count, 1), 256, 0, stream_of(e.stream)>>>(e.tokens.i32(), e.weight.data<T>(), e.y.data<R>(), e.y.stride(0), count, columns);
   });
   check_launch("embedding");
 }

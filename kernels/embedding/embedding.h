@@ -8,7 +8,7 @@ namespace hyscale {
 struct Embedding {
   Tensor tokens;  // i32 [T]; -1: a row of zeros
   Tensor weight;  // [V, C]
-  Tensor y;       // [T, C], dtype of weight, rows may be strided
+  Tensor y;       // [T, C], dtype of weight or, with a bf16 weight, f32; rows may be strided
   Stream stream;
 };
 void embedding(const Embedding&);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/common/op.h"
+#include "kernels/common/residual_types.h"
 
 namespace hyscale {
 
@@ -80,11 +81,16 @@ void check_order(const ExpertOrder& o, int64_t slots) {
   check_tensor(o.slot_of_row, "slot_of_row", DType::i32, {slots});
 }
 
-void check_pair(const Tensor& x, const Tensor& rows, const ExpertOrder& order) {
+void check_rows(const Tensor& x, const Tensor& rows, const ExpertOrder& order) {
   check_order(order, rows.size(0));
-  HYSCALE_CHECK(x.size(1) == rows.size(1) && x.dtype() == rows.dtype() && x.is_contiguous() && rows.is_contiguous() &&
+  HYSCALE_CHECK(x.size(1) == rows.size(1) && x.is_contiguous() && rows.is_contiguous() &&
                     (x.size(0) == 0 ? rows.size(0) == 0 : rows.size(0) % x.size(0) == 0),
                 "tokens ", to_string(x), ", rows ", to_string(rows));
+}
+
+void check_pair(const Tensor& x, const Tensor& rows, const ExpertOrder& order) {
+  check_rows(x, rows, order);
+  HYSCALE_CHECK(x.dtype() == rows.dtype(), "tokens ", to_string(x), ", rows ", to_string(rows));
 }
 
 }  // namespace
@@ -115,7 +121,8 @@ void gather_rows_backward(const Tensor& dx, const Tensor& drows, const ExpertOrd
 }
 
 void combine_rows(const Tensor& y, const Tensor& rows, const Tensor& weights, const ExpertOrder& order, bool accumulate, Stream stream) {
-  check_pair(y, rows, order);
+  check_rows(y, rows, order);
+  check_residual_types("combine_rows", y, rows);
   check_tensor(weights, "weights", DType::f32, {y.size(0), -1});
   HYSCALE_CHECK(weights.elements() == rows.size(0), "weights ", to_string(weights), " for rows ", to_string(rows));
   (void)stream;

@@ -2,6 +2,7 @@
 
 #include "kernels/common/op.h"
 #include "kernels/common/packs.cuh"
+#include "kernels/common/residual_types.cuh"
 #include "kernels/moe_permute/moe_permute.h"
 
 namespace hyscale {
@@ -45,8 +46,8 @@ __global__ void gather_kernel(T* __restrict__ rows, const T* __restrict__ x, con
 }
 
 // y[t] (+)= sum over slots of weight * row; weights absent: 1.
-template <typename T, int kWidth>
-__global__ void combine_kernel(T* __restrict__ y, const T* __restrict__ rows, const float* __restrict__ weights, const int32_t* __restrict__ row_of_slot, bool accumulate,
+template <typename R, typename T, int kWidth>
+__global__ void combine_kernel(R* __restrict__ y, const T* __restrict__ rows, const float* __restrict__ weights, const int32_t* __restrict__ row_of_slot, bool accumulate,
                                int64_t tokens, int64_t k, int64_t columns) {
   for (int64_t t = blockIdx.x; t < tokens; t += gridDim.x)
     for (int64_t c = threadIdx.x * kWidth; c < columns; c += kThreads * kWidth) {
@@ -118,17 +119,18 @@ void gather_rows_backward_cuda(const Tensor& dx, const Tensor& drows, const Expe
   if (dx.elements() == 0) return;
   with_packs("gather_rows_backward", dx.size(1), [&](auto type, auto pack) {
     using T = decltype(type);
-    combine_kernel<T, pack><<<grid_for(dx.size(0), 1), kThreads, 0, stream_of(stream)>>>(dx.data<T>(), drows.data<T>(), nullptr, order.row_of_slot.i32(), accumulate, dx.size(0),
-                                                                                         choices(dx, drows), dx.size(1));
+    combine_kernel<T, T, pack><<<grid_for(dx.size(0), 1), kThreads, 0, stream_of(stream)>>>(dx.data<T>(), drows.data<T>(), nullptr, order.row_of_slot.i32(), accumulate, dx.size(0),
+                                                                                            choices(dx, drows), dx.size(1));
   }, dx, drows);
 }
 
 void combine_rows_cuda(const Tensor& y, const Tensor& rows, const Tensor& weights, const ExpertOrder& order, bool accumulate, Stream stream) {
   if (y.elements() == 0) return;
-  with_packs("combine_rows", y.size(1), [&](auto type, auto pack) {
+  with_residual_packs("combine_rows", y.size(1), [&](auto residual, auto type, auto pack) {
+    using R = decltype(residual);
     using T = decltype(type);
-    combine_kernel<T, pack><<<grid_for(y.size(0), 1), kThreads, 0, stream_of(stream)>>>(y.data<T>(), rows.data<T>(), weights.f32(), order.row_of_slot.i32(), accumulate, y.size(0),
-                                                                                        choices(y, rows), y.size(1));
+    combine_kernel<R, T, pack><<<grid_for(y.size(0), 1), kThreads, 0, stream_of(stream)>>>(y.data<R>(), rows.data<T>(), weights.f32(), order.row_of_slot.i32(), accumulate, y.size(0),
+                                                                                           choices(y, rows), y.size(1));
   }, y, rows);
 }
 

@@ -25,7 +25,8 @@ void gather_rows(const Tensor& rows, const Tensor& x, const ExpertOrder&, Stream
 // Its backward: dx[t] = sum over the token's slots, in slot order, of drows (added to dx when accumulate).
 void gather_rows_backward(const Tensor& dx, const Tensor& drows, const ExpertOrder&, bool accumulate, Stream);
 
-// y[t] = sum_j weights[t, j] * rows[row of slot (t, j)]  (added to y when accumulate);  weights f32 [T, k]
+// y[t] = sum_j weights[t, j] * rows[row of slot (t, j)]  (added to y when accumulate);  weights f32 [T, k]; y of the rows' dtype, or f32 beside
+// bf16 rows (CUDA)
 void combine_rows(const Tensor& y, const Tensor& rows, const Tensor& weights, const ExpertOrder&, bool accumulate, Stream);
 // drows[r] = weights[slot] * dy[t];  dweights[t, j] = dy[t] . rows[r], f32
 struct CombineRowsBackward {

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernels/common/op.h"
+#include "kernels/common/residual_types.h"
 #include "kernels/common/rows.h"
 
 namespace hyscale {
@@ -54,6 +55,7 @@ void rms_norm_backward_ref(const RmsNormBackward& n) {
 
 void rms_norm(const RmsNorm& n) {
   check_shape(n.y, "y", n.x.shape());
+  check_residual_types("rms_norm", n.x, n.y);
   if (n.weight.defined()) check_shape(n.weight, "weight", {n.x.size(1)});
   if (n.rstd.defined()) check_tensor(n.rstd, "rstd", DType::f32, {n.x.size(0)});
   HYSCALE_DISPATCH("rms_norm", n.x.device(), rms_norm_ref(n), rms_norm_cuda(n));
@@ -62,6 +64,9 @@ void rms_norm(const RmsNorm& n) {
 void rms_norm_backward(const RmsNormBackward& n) {
   check_shape(n.dy, "dy", n.x.shape());
   check_shape(n.dx, "dx", n.x.shape());
+  check_residual_types("rms_norm_backward", n.x, n.dy);
+  HYSCALE_CHECK(n.dx.dtype() == n.x.dtype() || n.dx.dtype() == n.dy.dtype(), "dx is ", dtype_name(n.dx.dtype()), "; expected the dtype of x, ", dtype_name(n.x.dtype()),
+                ", or that of dy, ", dtype_name(n.dy.dtype()));
   check_tensor(n.rstd, "rstd", DType::f32, {n.x.size(0)});
   if (n.dweight.defined()) check_tensor(n.dweight, "dweight", DType::f32, {n.x.size(1)});
   HYSCALE_DISPATCH("rms_norm_backward", n.x.device(), rms_norm_backward_ref(n), rms_norm_backward_cuda(n));

@@ -1,5 +1,6 @@
 // One DeepSeek-V4 layer on the residual streams X [S, C] of each token: attention, then experts, each behind hyper-connections.
 //   h = read(X);  X <- write(X, F(RMSNorm(h)))
+// X, h, what F gives and their gradients are of the residual's dtype.
 #pragma once
 #include "models/deepseek_v4/shared_kv_attention.h"
 
@@ -35,7 +36,7 @@ class V4Layer {
 
  private:
   void enter(Context&, const Tensor& x, HyperConnection&, const Parameter& norm, Site&);
-  void leave_backward(Context&, const Tensor& du, const Tensor& d, HyperConnection&, const HyperConnection::Gradients&, const Parameter& norm, const Site&);
+  void leave_backward(Context&, const Tensor& du, const Tensor& dh, const Tensor& d, HyperConnection&, const HyperConnection::Gradients&, const Parameter& norm, const Site&);
 
   float eps_;
   SharedKvAttention attention_;

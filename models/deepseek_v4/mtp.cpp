@@ -37,7 +37,7 @@ void V4Mtp::join(Context& ctx, const Tensor& x, Joined& j) {
   j.e_normed = ctx.saved->allocate(ctx.activation, {tokens, width});
   j.h_rstd = ctx.saved->allocate(DType::f32, {tokens * streams_});
   j.h_normed = ctx.saved->allocate(ctx.activation, {tokens * streams_, width});
-  j.joined = ctx.saved->allocate(ctx.activation, x.shape());
+  j.joined = ctx.saved->allocate(ctx.residual(), x.shape());
   embedding({ctx.sequence->labels, embedding_.value, j.embedded, ctx.stream});
   rms_norm({j.embedded, enorm_.value, eps_, j.e_normed, j.e_rstd, ctx.stream});
   rms_norm({stream_rows(x), hnorm_.value, eps_, j.h_normed, j.h_rstd, ctx.stream});
@@ -51,15 +51,16 @@ void V4Mtp::join(Context& ctx, const Tensor& x, Joined& j) {
 
 void V4Mtp::join_backward(Context& ctx, const Tensor& djoined, const Tensor& d, const Joined& j) {
   const ArenaScope scope(*ctx.scratch);
-  const Tensor de_out = ctx.scratch->allocate(ctx.activation, j.embedded.shape()), de = ctx.scratch->allocate(ctx.activation, de_out.shape());
+  const Tensor dstreams = ctx.scratch->allocate(ctx.residual(), j.embedded.shape()), de = ctx.scratch->allocate(ctx.activation, j.embedded.shape());
   const Tensor dh = ctx.scratch->allocate(ctx.activation, j.h_normed.shape());
-  hc_read({djoined, {}, de_out, ctx.stream});
+  hc_read({djoined, {}, dstreams, ctx.stream});
+  const Tensor de_out = narrowed(ctx, dstreams), dh_out = narrowed(ctx, stream_rows(djoined));
   linear_wgrad(ctx, de_out, j.e_normed, e_proj_);
   linear_dgrad(ctx, de_out, e_proj_, de);
   rms_norm_backward(ctx, j.embedded, enorm_, j.e_rstd, de, de);
   embedding_backward(ctx, ctx.sequence->labels, de, embedding_);
-  linear_wgrad(ctx, stream_rows(djoined), j.h_normed, h_proj_);
-  linear_dgrad(ctx, stream_rows(djoined), h_proj_, dh);
+  linear_wgrad(ctx, dh_out, j.h_normed, h_proj_);
+  linear_dgrad(ctx, dh_out, h_proj_, dh);
   rms_norm_backward(ctx, stream_rows(j.x), hnorm_, j.h_rstd, dh, stream_rows(d), true);
 }
 
@@ -68,7 +69,7 @@ void V4Mtp::train(Context& ctx, Recompute recompute, const Tensor& x, const Tens
   Joined j;
   V4Layer::Saved layer;
   join(ctx, x, j);
-  const Tensor y = ctx.saved->allocate(ctx.activation, x.shape()), dy = ctx.scratch->allocate(ctx.activation, x.shape());
+  const Tensor y = ctx.saved->allocate(ctx.residual(), x.shape()), dy = ctx.scratch->allocate(ctx.residual(), x.shape());
   const Arena::Mark before_layer = ctx.saved->mark();
   layer_.forward(ctx, Pass::forward, -1, j.joined, y, rope, layer);
   if (recompute == Recompute::layer) ctx.saved->rewind(before_layer);
@@ -83,7 +84,7 @@ void V4Mtp::evaluate(Context& ctx, const Tensor& x, const V4Rope& rope) {
   Joined j;
   V4Layer::Saved layer;
   join(ctx, x, j);
-  const Tensor y = ctx.saved->allocate(ctx.activation, x.shape());
+  const Tensor y = ctx.saved->allocate(ctx.residual(), x.shape());
   layer_.forward(ctx, Pass::evaluate, -1, j.joined, y, rope, layer);
   head_.loss(ctx, y, ctx.sequence->mtp_labels.at(0), lm_head_, ctx.sums->mtp);
 }

@@ -159,8 +159,9 @@ void SharedKvAttention::backward(Context& ctx, int slot, const Tensor& dy, const
     const ArenaScope inner(*ctx.scratch);
     const Tensor dgrouped = ctx.scratch->allocate(ctx.activation, s.grouped.shape()), dout = ctx.scratch->allocate(ctx.activation, s.o.shape());
     const Shape by_groups{groups_, group_rank_, wo_a_.shape[1]};
-    linear_wgrad(ctx, dy, s.grouped.as_matrix(), wo_b_);
-    linear_dgrad(ctx, dy, wo_b_, dgrouped.as_matrix());
+    const Tensor dy_narrow = narrowed(ctx, dy);
+    linear_wgrad(ctx, dy_narrow, s.grouped.as_matrix(), wo_b_);
+    linear_dgrad(ctx, dy_narrow, wo_b_, dgrouped.as_matrix());
     {
       const ArenaScope output(*ctx.scratch);
       scratch_gemm(ctx, heads_first(dgrouped), by_group(unturned_output(ctx, inv_freq, s), groups_), wo_a_.grad.view(by_groups), true, false, 1, 1);

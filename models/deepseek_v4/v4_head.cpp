@@ -12,7 +12,7 @@ V4Head::V4Head(ParameterStore& store, const std::string& hyper_prefix, const std
 
 Tensor V4Head::forward(Context& ctx, const Tensor& x, Saved& s) {
   const Shape shape{x.size(0), x.size(2)};
-  s.h = ctx.saved->allocate(ctx.activation, shape);
+  s.h = ctx.saved->allocate(ctx.residual(), shape);
   s.rstd = ctx.saved->allocate(DType::f32, {x.size(0)});
   s.out = ctx.saved->allocate(ctx.activation, shape);
   hyper_.read(ctx, x, s.h, s.hyper);
@@ -29,9 +29,10 @@ void V4Head::loss(Context& ctx, const Tensor& x, const Tensor& labels, Parameter
 void V4Head::train(Context& ctx, const Tensor& x, const Tensor& labels, Parameter& lm_head, double scale, const Tensor& loss_sum, const Tensor& d) {
   const ArenaScope saved(*ctx.saved), scope(*ctx.scratch);
   Saved s;
-  const Tensor out = forward(ctx, x, s), dh = ctx.scratch->allocate(ctx.activation, out.shape());
-  lm_head_loss_backward(ctx, out, lm_head, labels, scale, loss_sum, dh);
-  rms_norm_backward(ctx, s.h, norm_, s.rstd, dh, dh);
+  const Tensor out = forward(ctx, x, s), dout = ctx.scratch->allocate(ctx.activation, out.shape());
+  const Tensor dh = ctx.residual() == ctx.activation ? dout : ctx.scratch->allocate(ctx.residual(), out.shape());
+  lm_head_loss_backward(ctx, out, lm_head, labels, scale, loss_sum, dout);
+  rms_norm_backward(ctx, s.h, norm_, s.rstd, dout, dh);
   zero(d, ctx.stream);
   hyper_.read_backward(ctx, dh, {}, d, s.hyper);
 }

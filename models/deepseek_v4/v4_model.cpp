@@ -64,9 +64,9 @@ void V4Model::prepare(Context& ctx) {
 
 // The embedding in every stream.
 Tensor V4Model::embed(Context& ctx) {
-  const Tensor x = ctx.saved->allocate(ctx.activation, {ctx.sequence->num_tokens(), config_.hyper.streams, config_.hidden_size});
+  const Tensor x = ctx.saved->allocate(ctx.residual(), {ctx.sequence->num_tokens(), config_.hyper.streams, config_.hidden_size});
   const ArenaScope scope(*ctx.scratch);
-  const Tensor e = ctx.scratch->allocate(ctx.activation, {x.size(0), x.size(2)});
+  const Tensor e = ctx.scratch->allocate(ctx.residual(), {x.size(0), x.size(2)});
   embedding({ctx.sequence->tokens, embedding_->value, e, ctx.stream});
   for (int64_t s = 0; s < x.size(1); ++s) cast(x.select(1, s), e, ctx.stream);
   return x;
@@ -76,12 +76,12 @@ void V4Model::train_step(Context& ctx, Recompute recompute) {
   prepare(ctx);
   const ArenaScope step(*ctx.saved), gradients(*ctx.scratch);
   std::vector<Layers::Use> uses;
-  const Tensor x = layers_.forward(ctx, recompute, embed(ctx), rope_, uses), d = ctx.scratch->allocate(ctx.activation, x.shape());
+  const Tensor x = layers_.forward(ctx, recompute, embed(ctx), rope_, uses), d = ctx.scratch->allocate(ctx.residual(), x.shape());
   head_->train(ctx, x, ctx.sequence->labels, *lm_head_, ctx.scales.lm, ctx.sums->lm, d);
   layers_.train_mtp(ctx, recompute, x, d, rope_);
   store_.close_after_backward(head_unit_, ctx.last_micro_batch, ctx.stream);
   layers_.backward(ctx, recompute, d, rope_, uses);
-  const Tensor de = ctx.scratch->allocate(ctx.activation, {d.size(0), d.size(2)});
+  const Tensor de = ctx.scratch->allocate(ctx.residual(), {d.size(0), d.size(2)});
   hc_read({d, {}, de, ctx.stream});
   embedding_backward(ctx, ctx.sequence->tokens, de, *embedding_);
 }

@@ -29,7 +29,7 @@ void GlmLayer::attention_input(Context& ctx, const Tensor& x, Saved& s) {
 }
 
 void GlmLayer::feed_forward(Context& ctx, Pass pass, const Tensor& attention_out, const Tensor& y, Saved& s) {
-  s.x1 = ctx.saved->allocate(ctx.activation, s.x.shape());
+  s.x1 = ctx.saved->allocate(ctx.residual(), s.x.shape());
   s.rstd2 = ctx.saved->allocate(DType::f32, {s.x.size(0)});
   s.v = ctx.saved->allocate(ctx.activation, s.x.shape());
   add(s.x1, s.x, attention_out, ctx.stream);

@@ -1,5 +1,6 @@
 // One GLM decoder layer:  x1 = x + Attention(RMSNorm(x)),  y = x1 + FFN(RMSNorm(x1)).
-// Attention is MLA over the selection of this layer's indexer, or of an earlier layer's (IndexShare).
+// Attention is MLA over the selection of this layer's indexer, or of an earlier layer's (IndexShare). x, x1, y and their gradients
+// are of the residual's dtype: the products that end attention and FFN write it, and what backward multiplies is narrowed.
 #pragma once
 #include <optional>
 

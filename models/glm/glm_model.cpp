@@ -43,7 +43,7 @@ void GlmModel::prepare(Context& ctx) {
 }
 
 Tensor GlmModel::embed(Context& ctx) {
-  const Tensor x = ctx.saved->allocate(ctx.activation, {ctx.sequence->num_tokens(), config_.attention.hidden_size});
+  const Tensor x = ctx.saved->allocate(ctx.residual(), {ctx.sequence->num_tokens(), config_.attention.hidden_size});
   embedding({ctx.sequence->tokens, embedding_->value, x, ctx.stream});
   return x;
 }
@@ -60,10 +60,11 @@ void GlmModel::train_step(Context& ctx, Recompute recompute) {
   if (ctx.stage == Stage::warmup) return add_losses(ctx, layers_.warmup(ctx, embed(ctx), inv_freq_));
   std::vector<Layers::Use> uses;
   const Tensor x = layers_.forward(ctx, recompute, embed(ctx), inv_freq_, uses);
-  const Tensor rstd = ctx.saved->allocate(DType::f32, {x.size(0)}), h = final_norm(ctx, x, rstd), d = ctx.saved->allocate(ctx.activation, x.shape());
-  lm_head_loss_backward(ctx, h, *lm_head_, ctx.sequence->labels, ctx.scales.lm, ctx.sums->lm, d);
-  layers_.train_mtp(ctx, recompute, h, d, inv_freq_);
-  rms_norm_backward(ctx, x, *norm_, rstd, d, d);
+  const Tensor rstd = ctx.saved->allocate(DType::f32, {x.size(0)}), h = final_norm(ctx, x, rstd);
+  const Tensor dh = ctx.saved->allocate(ctx.activation, x.shape()), d = ctx.residual() == ctx.activation ? dh : ctx.saved->allocate(ctx.residual(), x.shape());
+  lm_head_loss_backward(ctx, h, *lm_head_, ctx.sequence->labels, ctx.scales.lm, ctx.sums->lm, dh);
+  layers_.train_mtp(ctx, recompute, h, dh, inv_freq_);
+  rms_norm_backward(ctx, x, *norm_, rstd, dh, d);
   store_.close_after_backward(head_unit_, ctx.last_micro_batch, ctx.stream);
   layers_.backward(ctx, recompute, d, inv_freq_, uses);
   embedding_backward(ctx, ctx.sequence->tokens, d, *embedding_);

@@ -31,8 +31,8 @@ void GlmMtp::join(Context& ctx, const Tensor& h, int depth, Depth& d) {
   d.e_rstd = ctx.saved->allocate(DType::f32, {tokens});
   d.h_rstd = ctx.saved->allocate(DType::f32, {tokens});
   d.joined = ctx.saved->allocate(ctx.activation, {tokens, 2 * width});
-  d.x = ctx.saved->allocate(ctx.activation, h.shape());
-  d.y = ctx.saved->allocate(ctx.activation, h.shape());
+  d.x = ctx.saved->allocate(ctx.residual(), h.shape());
+  d.y = ctx.saved->allocate(ctx.residual(), h.shape());
   d.y_rstd = ctx.saved->allocate(DType::f32, {tokens});
   d.out = ctx.saved->allocate(ctx.activation, h.shape());
   embedding({d.tokens, embedding_.value, d.embedded, ctx.stream});
@@ -50,10 +50,11 @@ void GlmMtp::head(Context& ctx, Depth& d, bool backward) {
 
 void GlmMtp::join_backward(Context& ctx, const Tensor& dx, const Tensor& dh, const Depth& d) {
   const ArenaScope scope(*ctx.scratch);
+  const Tensor dx_narrow = narrowed(ctx, dx);
   const int64_t width = dx.size(1);
   const Tensor djoined = ctx.scratch->allocate(ctx.activation, d.joined.shape());
-  linear_wgrad(ctx, dx, d.joined, eh_proj_);
-  linear_dgrad(ctx, dx, eh_proj_, djoined);
+  linear_wgrad(ctx, dx_narrow, d.joined, eh_proj_);
+  linear_dgrad(ctx, dx_narrow, eh_proj_, djoined);
   const Tensor de = djoined.slice(1, 0, width);
   rms_norm_backward(ctx, d.embedded, enorm_, d.e_rstd, de, de);
   embedding_backward(ctx, d.tokens, de, embedding_);
@@ -74,7 +75,7 @@ void GlmMtp::train(Context& ctx, Recompute recompute, const Tensor& h, const Ten
   for (int i = depths_ - 1; i >= 0; --i) {
     Depth& d = depths[static_cast<size_t>(i)];
     const ArenaScope scope(*ctx.scratch);
-    const Tensor dy = ctx.scratch->allocate(ctx.activation, d.y.shape());
+    const Tensor dy = ctx.scratch->allocate(ctx.residual(), d.y.shape());
     rms_norm_backward(ctx, d.y, head_norm_, d.y_rstd, d.dout, dy);
     const ArenaScope recomputed(*ctx.saved);
     if (recompute == Recompute::layer) layer_.forward(ctx, Pass::recompute, first_slot_ + i, d.x, d.y, inv_freq, d.layer);

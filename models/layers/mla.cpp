@@ -43,10 +43,10 @@ void Mla::project(Context& ctx, const Tensor& u, const Tensor& inv_freq, Saved& 
   const MlaConfig& c = config_;
   const int64_t tokens = u.size(0), width = c.kv_rank + c.rope_dim;
   s.u = u;
-  s.q_raw = ctx.saved->allocate(ctx.activation, {tokens, c.q_rank});
+  s.q_raw = ctx.saved->allocate(ctx.residual(), {tokens, c.q_rank});
   s.q_rstd = ctx.saved->allocate(DType::f32, {tokens});
   s.c_q = ctx.saved->allocate(ctx.activation, {tokens, c.q_rank});
-  s.kv_raw = ctx.saved->allocate(ctx.activation, {tokens, width});
+  s.kv_raw = ctx.saved->allocate(ctx.residual(), {tokens, width});
   s.kv_rstd = ctx.saved->allocate(DType::f32, {tokens});
   s.kv = ctx.saved->allocate(ctx.activation, {tokens, width});
   s.q = ctx.saved->allocate(ctx.activation, {tokens, c.num_heads, c.nope_dim + c.rope_dim});
@@ -92,8 +92,9 @@ void Mla::backward(Context& ctx, const Tensor& dy, const Selection& selection, c
   {
     const ArenaScope inner(*ctx.scratch);
     const Tensor do_values = ctx.scratch->allocate(ctx.activation, s.o.shape());
-    linear_wgrad(ctx, dy, s.o.as_matrix(), o_);
-    linear_dgrad(ctx, dy, o_, do_values.as_matrix());
+    const Tensor dy_narrow = narrowed(ctx, dy);
+    linear_wgrad(ctx, dy_narrow, s.o.as_matrix(), o_);
+    linear_dgrad(ctx, dy_narrow, o_, do_values.as_matrix());
     scratch_gemm(ctx, heads_first(do_values), heads_first(s.o_latent), up_values(kv_b_.grad), true, false, 1, 1);
     const Tensor do_latent = ctx.scratch->allocate(ctx.activation, s.o_latent.shape());
     scratch_gemm(ctx, heads_first(do_values), up_values(kv_b_.value), heads_first(do_latent), false, false);

@@ -22,6 +22,7 @@ class Mla {
  public:
   Mla(ParameterStore&, const std::string& prefix, const MlaConfig&);
 
+  // The latents before their norms, q_raw and kv_raw, are of the residual's dtype.
   struct Saved {
     Tensor u;                    // [T, C], the caller's
     Tensor q_raw, q_rstd, c_q;   // [T, Rq], f32 [T], [T, Rq]
@@ -34,9 +35,9 @@ class Mla {
 
   // c_q, q~ and kv from u. inv_freq is f32 [rope / 2] on the device.
   void project(Context&, const Tensor& u, const Tensor& inv_freq, Saved&);
-  // y[T, C] from the selected rows of kv [S, R + rope], every token's (context_rows.h).
+  // y[T, C], of the activation's or the residual's dtype, from the selected rows of kv [S, R + rope], every token's (context_rows.h).
   void attend(Context&, const Tensor& kv, const Selection&, const Tensor& y, Saved&);
-  // du[T, C] is overwritten; head_sum f32 [T, k] is written when defined.
+  // dy is of the activation's or the residual's dtype. du[T, C] is overwritten; head_sum f32 [T, k] is written when defined.
   void backward(Context&, const Tensor& dy, const Selection&, const Tensor& inv_freq, const Tensor& head_sum, const Tensor& du, const Saved&);
 
   // Dense attention over all visible tokens, forward only (warm-up stage). Turns saved.q by its rope and leaves the keys

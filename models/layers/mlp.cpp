@@ -24,10 +24,10 @@ void Mlp::forward(Context& ctx, const Tensor& x, const Tensor& y, Saved& saved, 
 
 void Mlp::backward(Context& ctx, const Tensor& dy, const Tensor& dx, const Saved& saved, bool accumulate) {
   const ArenaScope scope(*ctx.scratch);
-  const Tensor act = ctx.scratch->allocate(ctx.activation, {dy.size(0), down_.shape[1]});
+  const Tensor dy_narrow = narrowed(ctx, dy), act = ctx.scratch->allocate(ctx.activation, {dy.size(0), down_.shape[1]});
   swiglu({saved.gate_up, act, ctx.stream, limit_});
-  linear_wgrad(ctx, dy, act, down_);
-  linear_dgrad(ctx, dy, down_, act);
+  linear_wgrad(ctx, dy_narrow, act, down_);
+  linear_dgrad(ctx, dy_narrow, down_, act);
   const Tensor dgate_up = ctx.scratch->allocate(ctx.activation, saved.gate_up.shape());
   swiglu_backward({saved.gate_up, act, dgate_up, ctx.stream, limit_});
   linear_wgrad(ctx, dgate_up, saved.x, gate_up_);

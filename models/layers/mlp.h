@@ -21,8 +21,8 @@ class Mlp {
     Tensor x;        // [T, C], the caller's
     Tensor gate_up;  // [T, 2 I]
   };
+  // y and dy [T, C] are of the activation's or the residual's dtype. y and dx [T, C] are overwritten, or added to.
   void forward(Context&, const Tensor& x, const Tensor& y, Saved&, bool accumulate = false);
-  // dx[T, C] is overwritten, or added to.
   void backward(Context&, const Tensor& dy, const Tensor& dx, const Saved&, bool accumulate = false);
 
  private:

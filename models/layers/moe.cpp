@@ -129,8 +129,9 @@ Tensor Moe::expert_rows(Context& ctx, const Tensor& sorted, const ExpertExchange
   return rows;
 }
 
-void Moe::backward(Context& ctx, const Tensor& dy, const Tensor& dx, const Saved& s) {
+void Moe::backward(Context& ctx, const Tensor& d, const Tensor& dx, const Saved& s) {
   const ArenaScope scope(*ctx.scratch);
+  const Tensor dy = narrowed(ctx, d);
   const Tensor dweights = ctx.scratch->allocate(DType::f32, s.weights.shape());
   const Tensor sorted = ctx.scratch->allocate(ctx.activation, s.rows_out.shape());
   combine_rows_backward({s.rows_out, s.weights, dy, s.order, sorted, dweights, ctx.stream});

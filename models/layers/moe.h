@@ -43,8 +43,9 @@ class Moe {
     Tensor gate_up, rows_out;            // [R, 2 I], [T K, C]
     Mlp::Saved shared;
   };
+  // y and d, its gradient, [T, C], are of the activation's or the residual's dtype.
   void forward(Context&, Pass, const Tensor& x, const Tensor& y, Saved&);
-  void backward(Context&, const Tensor& dy, const Tensor& dx, const Saved&);
+  void backward(Context&, const Tensor& d, const Tensor& dx, const Saved&);
 
  private:
   bool hashed() const { return config_.hash_vocabulary > 0; }

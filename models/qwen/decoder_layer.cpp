@@ -15,7 +15,7 @@ QwenLayer::QwenLayer(ParameterStore& store, const std::string& prefix, const Qwe
 
 void QwenLayer::enter(Context& ctx, const Tensor& streams, GatedResidual& residual, Site& s) {
   s.x = ctx.saved->allocate(ctx.activation, {streams.size(0), streams.size(2)});
-  s.y = ctx.saved->allocate(ctx.activation, s.x.shape());
+  s.y = ctx.saved->allocate(ctx.residual(), s.x.shape());
   residual.read(ctx, streams, s.x, s.residual);
 }
 
@@ -23,10 +23,10 @@ template <typename Attend>
 void QwenLayer::walk(Context& ctx, Pass pass, const Tensor& streams, const Tensor& out, Saved& s, Attend attend) {
   s.streams = streams;
   if (ngram_) {
-    s.streams = ctx.saved->allocate(ctx.activation, streams.shape());
+    s.streams = ctx.saved->allocate(ctx.residual(), streams.shape());
     ngram_->forward(ctx, streams, s.streams, s.ngram);
   }
-  s.middle = ctx.saved->allocate(ctx.activation, streams.shape());
+  s.middle = ctx.saved->allocate(ctx.residual(), streams.shape());
   enter(ctx, s.streams, attention_residual_, s.attention_site);
   attend(s.attention_site.x, s.attention_site.y);
   attention_residual_.write(ctx, s.attention_site.y, s.middle, s.attention_site.residual);
@@ -56,7 +56,7 @@ void QwenLayer::warmup(Context& ctx, int slot, const Tensor& streams, const Tens
 
 void QwenLayer::backward(Context& ctx, int slot, const Tensor& d, const Tensor& inv_freq, const Saved& s) {
   const ArenaScope scope(*ctx.scratch);
-  const Tensor dy = ctx.scratch->allocate(ctx.activation, s.attention_site.y.shape()), dx = ctx.scratch->allocate(ctx.activation, dy.shape());
+  const Tensor dy = ctx.scratch->allocate(ctx.residual(), s.attention_site.y.shape()), dx = ctx.scratch->allocate(ctx.activation, dy.shape());
   {
     const ArenaScope inner(*ctx.scratch);
     const Tensor dlogits = feed_forward_residual_.write_backward(ctx, d, dy, s.feed_forward_site.residual);

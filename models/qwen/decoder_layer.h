@@ -1,5 +1,6 @@
 // One Qwen3.8 layer on residual streams: an n-gram memory where the layer has one, then attention (gated delta rule or selected
-// blocks) and experts, each between a read and a write of the streams.
+// blocks) and experts, each between a read and a write of the streams. Streams, what is written to them and their gradients are of
+// the residual's dtype.
 #pragma once
 #include <optional>
 

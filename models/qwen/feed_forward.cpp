@@ -30,9 +30,10 @@ void QwenFeedForward::forward(Context& ctx, Pass pass, const Tensor& x, const Te
   add(y, y, gated, ctx.stream);
 }
 
-void QwenFeedForward::backward(Context& ctx, const Tensor& dy, const Tensor& dx, const Saved& s) {
-  moe_.backward(ctx, dy, dx, s.moe);
+void QwenFeedForward::backward(Context& ctx, const Tensor& d, const Tensor& dx, const Saved& s) {
   const ArenaScope scope(*ctx.scratch);
+  const Tensor dy = narrowed(ctx, d);
+  moe_.backward(ctx, dy, dx, s.moe);
   const Tensor dshared = ctx.scratch->allocate(ctx.activation, dy.shape()), dgate = ctx.scratch->allocate(DType::f32, s.gate.shape());
   gate_backward({one_head(s.shared_out), one_head(s.gate), GateActivation::sigmoid, one_head(dy), one_head(dshared), one_head(dgate), ctx.stream});
   shared_.backward(ctx, dshared, dx, s.shared, true);

@@ -15,9 +15,10 @@ class QwenFeedForward {
     Mlp::Saved shared;
     Tensor x, shared_out, gate;  // [T, C] (the caller's), [T, C], f32 [T, 1]
   };
+  // y and d, its gradient, [T, C], are of the activation's or the residual's dtype.
   void forward(Context&, Pass, const Tensor& x, const Tensor& y, Saved&);
   // dx[T, C] is overwritten.
-  void backward(Context&, const Tensor& dy, const Tensor& dx, const Saved&);
+  void backward(Context&, const Tensor& d, const Tensor& dx, const Saved&);
 
   Moe& moe() { return moe_; }
 

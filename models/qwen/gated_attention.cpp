@@ -123,8 +123,12 @@ void GatedAttention::backward(Context& ctx, int slot, const Tensor& dy, const Te
   const Tensor dk = ctx.scratch->allocate_zeroed(DType::f32, s.all_k.shape(), ctx.stream), dv = ctx.scratch->allocate_zeroed(DType::f32, s.all_v.shape(), ctx.stream);
   const Tensor block_mass = teach ? ctx.scratch->allocate(DType::f32, {dy.size(0), config_.indexer.k}) : Tensor();
   gate({s.o, gates(s.q_gate), GateActivation::sigmoid, gated, ctx.stream});
-  linear_wgrad(ctx, dy, gated.as_matrix(), o_);
-  linear_dgrad(ctx, dy, o_, dout.as_matrix());
+  {
+    const ArenaScope inner(*ctx.scratch);
+    const Tensor dy_narrow = narrowed(ctx, dy);
+    linear_wgrad(ctx, dy_narrow, gated.as_matrix(), o_);
+    linear_dgrad(ctx, dy_narrow, o_, dout.as_matrix());
+  }
   gate_backward({s.o, gates(s.q_gate), GateActivation::sigmoid, dout, dout, gates(dq_gate), ctx.stream});
   const Tensor dq = gated;  // read for the last time above
   for_each_run(ctx, [&](int64_t first, int64_t last, int64_t row) {

@@ -123,8 +123,12 @@ void GatedDeltaNet::backward(Context& ctx, const Tensor& dy, const Tensor& dx, c
   const Tensor dqkv = ctx.scratch->allocate(ctx.activation, s.qkv.shape());
   const Tensor gated = ctx.scratch->allocate(ctx.activation, s.o.shape()), dout = ctx.scratch->allocate(ctx.activation, s.o.shape());
   gate({s.normed, s.z, config_.output_gate, gated, ctx.stream});
-  linear_wgrad(ctx, dy, gated.as_matrix(), out_);
-  linear_dgrad(ctx, dy, out_, dout.as_matrix());
+  {
+    const ArenaScope inner(*ctx.scratch);
+    const Tensor dy_narrow = narrowed(ctx, dy);
+    linear_wgrad(ctx, dy_narrow, gated.as_matrix(), out_);
+    linear_dgrad(ctx, dy_narrow, out_, dout.as_matrix());
+  }
   const Tensor dz = gated;  // read for the last time above
   gate_backward({s.normed, s.z, config_.output_gate, dout, dout, dz, ctx.stream});
   linear_wgrad(ctx, dz.as_matrix(), s.x, z_);

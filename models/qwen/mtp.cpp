@@ -35,13 +35,14 @@ void QwenMtp::join(Context& ctx, const Tensor& streams, int depth, Depth& d) {
   d.labels = ctx.sequence->mtp_labels.at(static_cast<size_t>(depth));
   d.streams = streams;
   for (Tensor* t : {&d.embedded, &d.e_normed}) *t = ctx.saved->allocate(ctx.activation, {tokens, streams.size(2)});
-  for (Tensor* t : {&d.h_normed, &d.x, &d.y}) *t = ctx.saved->allocate(ctx.activation, streams.shape());
+  d.h_normed = ctx.saved->allocate(ctx.activation, streams.shape());
+  for (Tensor* t : {&d.x, &d.y}) *t = ctx.saved->allocate(ctx.residual(), streams.shape());
   for (Tensor* t : {&d.e_rstd, &d.h_rstd}) *t = ctx.saved->allocate(DType::f32, {1, tokens});
   embedding({d.tokens, embedding_.value, d.embedded, ctx.stream});
   group_norm(ctx, d.embedded, norm_e_, eps_, d.e_normed, d.e_rstd);
   group_norm(ctx, streams.as_matrix(), norm_h_, eps_, d.h_normed.as_matrix(), d.h_rstd);
   const ArenaScope scope(*ctx.scratch);
-  const Tensor e = ctx.scratch->allocate(ctx.activation, d.embedded.shape());
+  const Tensor e = ctx.scratch->allocate(ctx.residual(), d.embedded.shape());
   linear(ctx, d.e_normed, proj_e_, e);
   linear(ctx, stream_rows(d.h_normed), proj_h_, stream_rows(d.x));
   streams_write({d.x, {}, e, d.x, ctx.stream});
@@ -50,15 +51,16 @@ void QwenMtp::join(Context& ctx, const Tensor& streams, int depth, Depth& d) {
 // dx: gradient of the layer's input. Adds to d, that of the streams below.
 void QwenMtp::join_backward(Context& ctx, const Tensor& dx, const Tensor& d, const Depth& s) {
   const ArenaScope scope(*ctx.scratch);
-  const Tensor de_out = ctx.scratch->allocate(ctx.activation, s.embedded.shape()), de = ctx.scratch->allocate(ctx.activation, s.embedded.shape());
+  const Tensor dstreams = ctx.scratch->allocate(ctx.residual(), s.embedded.shape()), de = ctx.scratch->allocate(ctx.activation, s.embedded.shape());
   const Tensor dh = ctx.scratch->allocate(ctx.activation, dx.shape());
-  streams_write_backward({{}, {}, dx, de_out, {}, ctx.stream});
+  streams_write_backward({{}, {}, dx, dstreams, {}, ctx.stream});
+  const Tensor de_out = narrowed(ctx, dstreams), dh_out = narrowed(ctx, stream_rows(dx));
   linear_wgrad(ctx, de_out, s.e_normed, proj_e_);
   linear_dgrad(ctx, de_out, proj_e_, de);
   group_norm_backward(ctx, s.embedded, norm_e_, s.e_rstd, de, de);
   embedding_backward(ctx, s.tokens, de, embedding_);
-  linear_wgrad(ctx, stream_rows(dx), stream_rows(s.h_normed), proj_h_);
-  linear_dgrad(ctx, stream_rows(dx), proj_h_, stream_rows(dh));
+  linear_wgrad(ctx, dh_out, stream_rows(s.h_normed), proj_h_);
+  linear_dgrad(ctx, dh_out, proj_h_, stream_rows(dh));
   group_norm_backward(ctx, s.streams.as_matrix(), norm_h_, s.h_rstd, dh.as_matrix(), d.as_matrix(), true);
 }
 
@@ -68,7 +70,7 @@ void QwenMtp::train(Context& ctx, Recompute recompute, const Tensor& streams, co
   for (int i = 0; i < depths_; ++i) {
     Depth& s = depths[static_cast<size_t>(i)];
     join(ctx, i == 0 ? streams : depths[static_cast<size_t>(i - 1)].y, i, s);
-    s.dy = ctx.scratch->allocate(ctx.activation, streams.shape());
+    s.dy = ctx.scratch->allocate(ctx.residual(), streams.shape());
     const Arena::Mark before_layer = ctx.saved->mark();
     layer_.forward(ctx, Pass::forward, first_slot_ + i, s.x, s.y, inv_freq, s.layer);
     if (recompute == Recompute::layer) ctx.saved->rewind(before_layer);

@@ -67,17 +67,19 @@ void NgramMemory::forward(Context& ctx, const Tensor& streams, const Tensor& out
   group_norm(ctx, streams.as_matrix(), norm_query_, streams_.eps, s.queries.as_matrix(), s.queries_rstd);
   ngram_gate({s.keys, s.queries, s.values, s.scores, s.m, ctx.stream});
   group_norm(ctx, s.m.as_matrix(), norm_conv_, streams_.eps, m_normed, s.m_rstd);
-  s.m_normed = causal_conv(ctx, m_normed, taps(conv_.value), config_.dilation, out.as_matrix());
-  add(out, out, s.m, ctx.stream);
-  add(out, out, streams, ctx.stream);
+  const ArenaScope scope(*ctx.scratch);
+  const Tensor mixed = ctx.residual() == ctx.activation ? out : ctx.scratch->allocate(ctx.activation, out.shape());
+  s.m_normed = causal_conv(ctx, m_normed, taps(conv_.value), config_.dilation, mixed.as_matrix());
+  add(mixed, mixed, s.m, ctx.stream);
+  add(out, streams, mixed, ctx.stream);
 }
 
 void NgramMemory::backward(Context& ctx, const Tensor& d, const Saved& s) {
   const ArenaScope scope(*ctx.scratch);
   const int64_t tokens = d.size(0), heads = hash_.heads();
   const Tensor dm = ctx.scratch->allocate(ctx.activation, d.shape()), dnormed = ctx.scratch->allocate(ctx.activation, d.shape());
-  causal_conv_backward(ctx, s.m_normed, taps(conv_.value), config_.dilation, d.as_matrix(), dnormed.as_matrix(), taps(conv_.grad));
-  copy(dm, d, ctx.stream);
+  cast(dm, d, ctx.stream);
+  causal_conv_backward(ctx, s.m_normed, taps(conv_.value), config_.dilation, dm.as_matrix(), dnormed.as_matrix(), taps(conv_.grad));
   group_norm_backward(ctx, s.m.as_matrix(), norm_conv_, s.m_rstd, dnormed.as_matrix(), dm.as_matrix(), true);
   const Tensor dkeys = dnormed, dqueries = ctx.scratch->allocate(ctx.activation, d.shape()), dvalues = ctx.scratch->allocate(ctx.activation, s.values.shape());
   ngram_gate_backward({s.keys, s.queries, s.values, s.scores, dm, dkeys, dqueries, dvalues, ctx.stream});

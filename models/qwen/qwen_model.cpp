@@ -38,9 +38,9 @@ void QwenModel::prepare(Context& ctx) {
 // The embedding in every stream.
 Tensor QwenModel::embed(Context& ctx) {
   const int64_t tokens = ctx.sequence->num_tokens();
-  const Tensor streams = ctx.saved->allocate(ctx.activation, {tokens, config_.residual.streams, config_.hidden_size});
+  const Tensor streams = ctx.saved->allocate(ctx.residual(), {tokens, config_.residual.streams, config_.hidden_size});
   const ArenaScope scope(*ctx.scratch);
-  const Tensor e = ctx.scratch->allocate(ctx.activation, {tokens, config_.hidden_size});
+  const Tensor e = ctx.scratch->allocate(ctx.residual(), {tokens, config_.hidden_size});
   embedding({ctx.sequence->tokens, embedding_->value, e, ctx.stream});
   streams_write({{}, {}, e, streams, ctx.stream});
   return streams;
@@ -48,7 +48,7 @@ Tensor QwenModel::embed(Context& ctx) {
 
 void QwenModel::embed_backward(Context& ctx, const Tensor& d) {
   const ArenaScope scope(*ctx.scratch);
-  const Tensor de = ctx.scratch->allocate(ctx.activation, {d.size(0), d.size(2)});
+  const Tensor de = ctx.scratch->allocate(ctx.residual(), {d.size(0), d.size(2)});
   streams_write_backward({{}, {}, d, de, {}, ctx.stream});
   embedding_backward(ctx, ctx.sequence->tokens, de, *embedding_);
 }
@@ -58,7 +58,7 @@ void QwenModel::train_step(Context& ctx, Recompute recompute) {
   const ArenaScope step(*ctx.saved), gradients(*ctx.scratch);
   if (ctx.stage == Stage::warmup) return add_losses(ctx, layers_.warmup(ctx, embed(ctx), inv_freq_));
   std::vector<Layers::Use> uses;
-  const Tensor x = layers_.forward(ctx, recompute, embed(ctx), inv_freq_, uses), d = ctx.scratch->allocate(ctx.activation, x.shape());
+  const Tensor x = layers_.forward(ctx, recompute, embed(ctx), inv_freq_, uses), d = ctx.scratch->allocate(ctx.residual(), x.shape());
   head_->train(ctx, x, ctx.sequence->labels, *lm_head_, ctx.scales.lm, ctx.sums->lm, d);
   layers_.train_mtp(ctx, recompute, x, d, inv_freq_);
   store_.close_after_backward(head_unit_, ctx.last_micro_batch, ctx.stream);

@@ -40,7 +40,7 @@ struct Config {
   } data;
   struct Train {
     int64_t steps = 0, micro_batches = 1, seed = 0;
-    std::string recompute = "none", selection_storage = "int32";
+    std::string recompute = "none", residual_dtype = "activation", selection_storage = "int32";
     bool selection_replay = true, deterministic = false;
     int64_t evaluate_every = 0, evaluate_sequences = 8, nonfinite_limit = 3;
     double overfit_loss = 0;

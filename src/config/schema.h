@@ -53,6 +53,8 @@ void visit_train(Visitor& v, Config::Train& t) {
   v.field("steps", t.steps, Limits{1, 1e12, false, true}, "Optimizer steps of the whole run, resumed parts included.");
   v.field("micro_batches", t.micro_batches, Limits{1, 1e6}, "Sequences per step, over all data-parallel ranks; gradients are summed, each label counts once.");
   v.choice("recompute", t.recompute, Choices{"none", "layer"}, "layer: keep only each layer's input and recompute the rest in backward.");
+  v.choice("residual_dtype", t.residual_dtype, Choices{"activation", "float32"},
+           "float32: the hidden streams between layers and their gradients are stored and added in f32, and so are MLA's latents before their norms; products compute in the run's dtype as before.");
   v.field("selection_replay", t.selection_replay, "Recomputation reads the stored selections; false selects again (same result, for comparison).");
   v.choice("selection_storage", t.selection_storage, Choices{"int32", "packed", "host"},
            "packed: stored selections take half the bytes; one is unpacked at a time. host: packed, in pinned host memory; copies run beside the work.");

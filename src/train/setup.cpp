@@ -56,6 +56,7 @@ StepOptions step_options(const Config& c, Device device, DType activation, Proce
   o.context_transport = c.parallel.context_transport == "all_gather" ? ContextTransport::all_gather : ContextTransport::ring;
   o.device = device;
   o.activation = activation;
+  o.f32_residual = c.train.residual_dtype == "float32";
   o.stage = c.model.stage == "warmup" ? Stage::warmup : Stage::sparse;
   o.recompute = c.train.recompute == "layer" ? Recompute::layer : Recompute::none;
   o.replay = c.train.selection_replay;

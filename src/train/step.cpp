@@ -38,6 +38,7 @@ Context Step::context(const PackedSequence& sequence, LossSums& sums) {
   ctx.device = options_.device;
   ctx.stream = stream();
   ctx.activation = options_.activation;
+  ctx.f32_residual = options_.f32_residual;
   ctx.stage = options_.stage;
   ctx.replay = options_.replay;
   ctx.deterministic = options_.deterministic;

@@ -20,6 +20,7 @@ struct StepMemory {
 struct StepOptions {
   Device device;
   DType activation = DType::f32;
+  bool f32_residual = false;  // streams between layers and their gradients in f32, whatever the activation's dtype
   Stage stage = Stage::sparse;
   Recompute recompute = Recompute::none;
   bool replay = true;

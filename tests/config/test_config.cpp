@@ -56,6 +56,7 @@ TEST(ConfigReader, MistypedValuesAreNamed) {
   EXPECT_EQ(error_of(std::string(kMinimal) + "optimizer:\n  lr: .nan\n"), "run.yaml:9: optimizer.lr: \".nan\"; expected a number at least 0");
   EXPECT_EQ(error_of(std::string(kMinimal) + "optimizer: 3\n"), "run.yaml:8: optimizer: expected keys with values");
   EXPECT_EQ(error_of(std::string(kMinimal) + "  recompute: all\n"), "run.yaml:8: train.recompute: \"all\"; expected one of none, layer");
+  EXPECT_EQ(error_of(std::string(kMinimal) + "  residual_dtype: bfloat16\n"), "run.yaml:8: train.residual_dtype: \"bfloat16\"; expected one of activation, float32");
 }
 
 TEST(ConfigReader, NumbersThatAreWrittenOtherwiseAreToldHow) {

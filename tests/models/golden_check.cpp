@@ -1,7 +1,8 @@
 // golden-check: runs reference cases (Hugging Face transformers in f64) and prints, per folder, the worst relative L2 error
 // of logits, losses and gradients and how many queries select other keys. A folder holds config.json, model.safetensors,
 // gradients.safetensors and reference.safetensors (input_ids [B, S], logits [B, S, V], loss_lm, loss_index.<layer> [1],
-// topk.<layer> [B, S, k] ascending, -1 padded). With the reference's selections replayed there are none of our own to compare. B rows become B documents of one packed sequence; the index loss has
+// topk.<layer> [B, S, k] ascending, -1 padded). With the reference's selections replayed, the overlap of each layer's own is
+// printed, made from what the replayed layers below give. B rows become B documents of one packed sequence; the index loss has
 // coefficient 1 and is a mean over all B * S queries, summed over layers. Exits with 1 above the tolerance.
 // The cases' weights are no bf16 values, and rounding them alone makes another function: --round-weights gives both sides the
 // rounded ones. The reference is then our f32 run on the CPU, which without the flag equals the file's to 1e-4.
@@ -21,7 +22,7 @@ namespace {
 
 struct Options {
   std::string recompute = "none", device = "cpu";
-  bool replay_golden_selections = false, round_weights = false, list_gradients = false;
+  bool replay_golden_selections = false, round_weights = false, list_gradients = false, f32_residual = false;
   double tolerance = 0, gradient_tolerance = 0;
   std::vector<std::string> folders;
 };
@@ -91,8 +92,9 @@ std::vector<int32_t> golden_selection(const Case& c, size_t slot, int64_t& k) {
   return indices;
 }
 
-void fix_selections(const Case& c, SelectionStore& store, Arena& arena) {
-  for (size_t slot = 0; slot < c.golden_layers.size(); ++slot) {
+// Of the first `slots`.
+void fix_selections(const Case& c, SelectionStore& store, Arena& arena, size_t slots) {
+  for (size_t slot = 0; slot < slots; ++slot) {
     int64_t k = 0;
     const std::vector<int32_t> indices = golden_selection(c, slot, k);
     std::vector<int32_t> counts(indices.size() / static_cast<size_t>(k), 0);
@@ -126,34 +128,48 @@ RoutingStore reference_routing(const std::string& folder, Arena& arena) {
   return given;
 }
 
+// Each query's keys, ascending.
+using Keys = std::vector<std::vector<int32_t>>;
+
+Keys keys_of_rows(const std::vector<int32_t>& indices, int64_t k) {
+  Keys keys;
+  for (auto row = indices.begin(); row != indices.end(); row += k) keys.emplace_back(row, std::find(row, row + k, -1));
+  return keys;
+}
+
+Keys selected_keys(SelectionStore& store, size_t slot) {
+  const Tensor& indices = store.get(static_cast<int>(slot), {}).indices;
+  std::vector<int32_t> host(static_cast<size_t>(indices.elements()));
+  copy_bytes(host.data(), Device{}, indices.raw(), indices.device(), indices.bytes(), {});
+  synchronize(indices.device(), {});
+  return keys_of_rows(host, indices.size(1));
+}
+
+Keys golden_keys(const Case& c, size_t slot) {
+  int64_t k = 0;
+  const std::vector<int32_t> indices = golden_selection(c, slot, k);
+  return keys_of_rows(indices, k);
+}
+
+// Queries that differ, keys that both have, keys that were expected.
 struct Mismatch {
-  int64_t queries = 0;
-  double overlap = 1;  // share of the golden's keys that were selected, over all layers
+  int64_t queries = 0, shared = 0, all = 0;
+  double overlap() const { return all > 0 ? static_cast<double>(shared) / static_cast<double>(all) : 1; }
+  void add(const Keys& found, const Keys& expected) {
+    HYSCALE_CHECK(found.size() == expected.size(), found.size(), " queries against ", expected.size());
+    for (size_t q = 0; q < found.size(); ++q) {
+      std::vector<int32_t> both;
+      std::set_intersection(found[q].begin(), found[q].end(), expected[q].begin(), expected[q].end(), std::back_inserter(both));
+      queries += found[q] != expected[q];
+      shared += static_cast<int64_t>(both.size());
+      all += static_cast<int64_t>(expected[q].size());
+    }
+  }
 };
 
 Mismatch compare_selections(const Case& c, SelectionStore& store) {
   Mismatch m;
-  int64_t shared = 0, all = 0;
-  for (size_t slot = 0; slot < c.golden_layers.size(); ++slot) {
-    int64_t k = 0;
-    const std::vector<int32_t> expected = golden_selection(c, slot, k);
-    const Tensor& indices = store.get(static_cast<int>(slot), {}).indices;
-    std::vector<int32_t> found(static_cast<size_t>(indices.elements()));
-    copy_bytes(found.data(), Device{}, indices.raw(), indices.device(), indices.bytes(), {});
-    synchronize(indices.device(), {});
-    const int64_t width = indices.size(1);
-    for (int64_t q = 0; q < indices.size(0); ++q) {
-      const std::vector<int32_t> a(found.begin() + q * width, std::find(found.begin() + q * width, found.begin() + (q + 1) * width, -1));
-      const auto end = expected.begin() + (q + 1) * k;
-      const std::vector<int32_t> b(expected.begin() + q * k, std::find(expected.begin() + q * k, end, -1));
-      m.queries += a != b;
-      std::vector<int32_t> both;
-      std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
-      shared += static_cast<int64_t>(both.size());
-      all += static_cast<int64_t>(b.size());
-    }
-  }
-  m.overlap = all > 0 ? static_cast<double>(shared) / static_cast<double>(all) : 1;
+  for (size_t slot = 0; slot < c.golden_layers.size(); ++slot) m.add(selected_keys(store, slot), golden_keys(c, slot));
   return m;
 }
 
@@ -204,7 +220,7 @@ Outcome outcome_of_cpu(const std::string& folder) {
   round_to_bf16(c.model->parameters());
   Arena arena(Device{}, "golden selections");
   Step step(*c.model, {.index_coefficient = 1});
-  fix_selections(c, step.selections(), arena);
+  fix_selections(c, step.selections(), arena, c.golden_layers.size());
   RoutingStore routing = reference_routing(folder, arena);
   step.use_routing(&routing);
   return run_case(c, step);
@@ -232,19 +248,50 @@ Errors compare(const Outcome& found, const Outcome& expected) {
   return e;
 }
 
+// Each slot's own selection where the layers below read the golden's: one that differs is then the doing of this layer's scores, and
+// does not come from another selection before it.
+std::vector<Keys> own_selections(Case& c, const StepOptions& o, RoutingStore* routing) {
+  std::vector<Keys> own;
+  for (size_t slot = 0; slot < c.golden_layers.size(); ++slot) {
+    Arena golden(o.device, "golden selections");
+    Step step(*c.model, o);
+    fix_selections(c, step.selections(), golden, slot);
+    step.use_routing(routing);
+    step.logits(c.sequence);
+    own.push_back(selected_keys(step.selections(), slot));
+  }
+  return own;
+}
+
+// The golden's, or with rounded weights those of our f32 run on the CPU.
+std::vector<Keys> expected_selections(const Case& c, const std::string& folder, bool round_weights) {
+  std::vector<Keys> expected;
+  if (!round_weights) {
+    for (size_t slot = 0; slot < c.golden_layers.size(); ++slot) expected.push_back(golden_keys(c, slot));
+    return expected;
+  }
+  Case cpu = load_case(folder, Device{});
+  round_to_bf16(cpu.model->parameters());
+  Arena arena(Device{}, "expert choices");
+  RoutingStore routing = reference_routing(folder, arena);
+  return own_selections(cpu, {}, &routing);
+}
+
 bool check_folder(const std::string& folder, const Options& o) {
   const Device device{o.device == "cuda" ? DeviceType::cuda : DeviceType::cpu};
   const bool on_cuda = device.is_cuda();
   Case c = load_case(folder, device);
   if (o.round_weights) round_to_bf16(c.model->parameters());
-  Step step(*c.model, {.device = device,
-                       .activation = on_cuda ? DType::bf16 : DType::f32,
-                       .recompute = o.recompute == "layer" ? Recompute::layer : Recompute::none,
-                       .index_coefficient = 1});
+  const StepOptions options{.device = device,
+                            .activation = on_cuda ? DType::bf16 : DType::f32,
+                            .f32_residual = o.f32_residual,
+                            .recompute = o.recompute == "layer" ? Recompute::layer : Recompute::none,
+                            .index_coefficient = 1};
+  Step step(*c.model, options);
   Arena golden(device, "golden selections");
   RoutingStore routing;
   if (o.replay_golden_selections) {
-    fix_selections(c, step.selections(), golden);
+    fix_selections(c, step.selections(), golden, c.golden_layers.size());
     if (device.is_cuda() || o.round_weights) {
       routing = reference_routing(folder, golden);
       step.use_routing(&routing);
@@ -254,18 +301,26 @@ bool check_folder(const std::string& folder, const Options& o) {
   const Mismatch selections = o.replay_golden_selections ? Mismatch{} : compare_selections(c, step.selections());
   const double limit = o.tolerance > 0 ? o.tolerance : on_cuda ? 2e-2 : 1e-4;
   const double gradient_limit = o.gradient_tolerance > 0 ? o.gradient_tolerance : on_cuda ? 3e-2 : limit;
-  const bool selections_pass = on_cuda ? selections.overlap >= 0.99 : selections.queries == 0;
+  const bool selections_pass = on_cuda ? selections.overlap() >= 0.99 : selections.queries == 0;
   // With its own selections a bf16 run computes another function wherever one key differs: only the overlap is judged.
   const bool values_judged = !on_cuda || o.replay_golden_selections;
   const auto& [worst, worst_name] = errors.gradients.front();
   const bool pass = selections_pass && (!values_judged || (errors.logits <= limit && errors.losses <= limit && worst <= gradient_limit));
   std::printf("%s %s: logits %.2e, losses %.2e, gradients %.2e together, worst %.2e (%s), ", pass ? "ok  " : "FAIL", folder.c_str(), errors.logits, errors.losses,
               errors.all_gradients, worst, worst_name.c_str());
-  if (o.replay_golden_selections)
-    std::printf("selections replayed\n");
-  else
+  if (o.replay_golden_selections) {
+    std::printf("selections replayed; own overlap");
+    const std::vector<Keys> own = own_selections(c, options, routing.experts.empty() ? nullptr : &routing), expected = expected_selections(c, folder, o.round_weights);
+    for (size_t slot = 0; slot < own.size(); ++slot) {
+      Mismatch m;
+      m.add(own[slot], expected[slot]);
+      std::printf("%s layer %lld %.3f%%", slot == 0 ? "" : ",", static_cast<long long>(c.golden_layers[slot]), 100 * m.overlap());
+    }
+    std::printf("\n");
+  } else {
     std::printf("other selections %lld of %lld, overlap %.4f%%\n", static_cast<long long>(selections.queries),
-                static_cast<long long>(c.batch * c.tokens * static_cast<int64_t>(c.golden_layers.size())), 100 * selections.overlap);
+                static_cast<long long>(c.batch * c.tokens * static_cast<int64_t>(c.golden_layers.size())), 100 * selections.overlap());
+  }
   if (o.list_gradients)
     for (const auto& [error, name] : errors.gradients) std::printf("  %.2e %s\n", error, name.c_str());
   return pass;
@@ -276,6 +331,8 @@ int run(int argc, char** argv) {
   CLI::App app{"Compares HyScale with reference cases."};
   app.add_option("--recompute", o.recompute, "none or layer")->check(CLI::IsMember({"none", "layer"}));
   app.add_option("--device", o.device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option_function<std::string>("--residual", [&o](const std::string& dtype) { o.f32_residual = dtype == "float32"; },
+                                       "activation (default) or float32, of the streams between layers")->check(CLI::IsMember({"activation", "float32"}));
   CLI::Option* replay = app.add_flag("--replay-golden-selections", o.replay_golden_selections, "attention reads the reference's selections");
   app.add_flag("--round-weights", o.round_weights, "weights as bf16 keeps them, on both sides; needs --replay-golden-selections")->needs(replay);
   app.add_flag("--list-gradients", o.list_gradients, "the error of every gradient, largest first");

@@ -25,6 +25,8 @@ TEST(GlmModel, RecomputeChangesNoBit) {
   expect_same_run(mtp_config(), run_options(), run_options(Recompute::layer), {.mtp = true, .mtp_depths = 2});
 }
 
+TEST(GlmModel, F32StreamsBesideF32ActivationsChangeNoBit) { expect_f32_residual_changes_no_bit(mtp_config(), {.mtp = true, .mtp_depths = 2}); }
+
 TEST(GlmModel, ReplayRunsTheSelectorOncePerLayerAndChangesNoBit) {
   StepOptions again = run_options(Recompute::layer);
   again.replay = false;

@@ -89,6 +89,11 @@ TEST(QwenModel, RecomputeReplayAndStorageChangeNoBit) {
   for (const StepOptions& o : {run_options(Recompute::layer), again, packed}) expect_same_run(mtp_config(), run_options(), o, {.mtp = true, .mtp_depths = 2});
 }
 
+TEST(QwenModel, F32StreamsBesideF32ActivationsChangeNoBit) {
+  expect_f32_residual_changes_no_bit(mtp_config(), {.mtp = true, .mtp_depths = 2});
+  expect_f32_residual_changes_no_bit(ngram_config());
+}
+
 TEST(QwenModel, ReplayRunsTheSelectorOncePerSelectingLayer) {
   const auto model = make_random(mtp_config(), {.mtp = true});
   EXPECT_EQ(model->num_selecting_layers(), 2);

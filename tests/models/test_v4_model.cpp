@@ -17,6 +17,8 @@ TEST(V4Model, RecomputeReplayAndStorageChangeNoBit) {
   for (const StepOptions& o : {run_options(Recompute::layer), again, packed, host}) expect_same_run(tiny_config(), run_options(), o, {.mtp = true});
 }
 
+TEST(V4Model, F32StreamsBesideF32ActivationsChangeNoBit) { expect_f32_residual_changes_no_bit(tiny_config(), {.mtp = true}); }
+
 TEST(V4Model, ReplayRunsTheSelectorOncePerSelectingLayer) {
   const auto model = make_random(tiny_config());
   EXPECT_EQ(model->num_selecting_layers(), 2);

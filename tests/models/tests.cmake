@@ -16,6 +16,7 @@ hyscale_test(test_glm_model SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_glm_model.cpp
 hyscale_test(test_v4_model SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_v4_model.cpp DEPENDS hyscale_train)
 hyscale_test(test_qwen_model SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_qwen_model.cpp DEPENDS hyscale_train)
 hyscale_test(test_qwen_model_cuda SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_qwen_model_cuda.cpp DEPENDS hyscale_train)
+hyscale_test(test_residual_cuda SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_residual_cuda.cpp DEPENDS hyscale_train)
 hyscale_test(test_glm_config SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_glm_config.cpp DEPENDS hyscale_train)
 hyscale_test(test_glm_warmup_cuda SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_glm_warmup_cuda.cpp DEPENDS hyscale_train)
 hyscale_test(test_selection_health SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_selection_health.cpp ${CMAKE_CURRENT_LIST_DIR}/test_selection_health_cuda.cpp DEPENDS hyscale_train)

@@ -83,6 +83,15 @@ inline void expect_same_run(const nlohmann::json& config, const StepOptions& a, 
   EXPECT_TRUE(gradients_of(*x) == gradients_of(*y));
 }
 
+// Where activations are f32, streams in f32 are what they are anyway.
+inline void expect_f32_residual_changes_no_bit(const nlohmann::json& config, const ModelOptions& m = {}) {
+  for (Recompute recompute : {Recompute::none, Recompute::layer}) {
+    StepOptions o = run_options(recompute);
+    o.f32_residual = true;
+    expect_same_run(config, run_options(recompute), o, m);
+  }
+}
+
 // Documents packed into one sequence are what they are as micro-batches of their own: losses, gradients, logits.
 inline void expect_same_packed_and_alone(const nlohmann::json& config, const std::vector<int32_t>& lengths, const ModelOptions& m = {}) {
   const auto packed = make_random(config, m), alone = make_random(config, m);

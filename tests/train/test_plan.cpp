@@ -45,6 +45,19 @@ TEST(Plan, RecomputeLowersThePeak) {
   EXPECT_LT(saved("layer"), saved("none") * 2 / 3);
 }
 
+// Two bytes more for every number of the streams: the embedding and the layers' outputs, and of the layer that is recomputed its output
+// what lies between attention and FFN and MLA's latents. The gradient of the last output, in f32, no longer takes that of the normed one's memory.
+TEST(Plan, CountsStreamsInF32) {
+  const TinyRun t;
+  const auto saved = [&](const char* dtype) {
+    return make_plan(read_config(t / "run.yaml", {std::string("train.residual_dtype=") + dtype, "data.sequence_tokens=1024", "run.device=cuda", "plan.memory_bytes=1000000000"})).step.saved;
+  };
+  const nlohmann::json model = read_hf_config("tests/goldens/glm51/config.json");
+  const auto size = [&](const char* key) { return model[key].get<size_t>(); };
+  const size_t numbers = 1024 * size("hidden_size"), layers = size("num_hidden_layers"), latents = 1024 * (size("q_lora_rank") + size("kv_lora_rank") + size("qk_rope_head_dim"));
+  EXPECT_EQ(saved("float32") - saved("activation"), numbers * (2 * (layers + 1) + 2 * 2 + 4) + 2 * latents);
+}
+
 TEST(Plan, TheProgramCountsGlm51AndSaysThatOneDeviceIsTooSmall) {
   const auto r = run({test::tool("hyscale-train"), "--config", "configs/plan-glm-5.1.yaml", "--plan"});
   EXPECT_EQ(r.code, 3);

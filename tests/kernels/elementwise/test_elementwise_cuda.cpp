@@ -23,6 +23,19 @@ TEST(ElementwiseCuda, AddAndScale) {
     }
 }
 
+TEST(ElementwiseCuda, AddToAnF32StreamRoundsNothing) {
+  SKIP_WITHOUT_CUDA();
+  for (int64_t n : {0, 1, 7, 8, 4099}) {
+    const Both a = test::as_is(test::random({n}, 1)), b = test::in_bf16(test::random({n}, 2)), y = test::f32_out({n}), in_place = test::as_is(a.host());
+    test::on_both([&](Device d) {
+      add(y[d], a[d], b[d], {});
+      add(in_place[d], in_place[d], b[d], {});
+    });
+    EXPECT_SAME_AS_ON_CPU(y);
+    EXPECT_SAME_AS_ON_CPU(in_place);
+  }
+}
+
 TEST(ElementwiseCuda, CastsOfStridedViewsRoundToNearestEven) {
   SKIP_WITHOUT_CUDA();
   for (int64_t rows : {0, 1, 5})

@@ -19,6 +19,7 @@ void expect_as_on_cpu(int64_t tokens, int64_t k, int64_t experts, int64_t column
   const Both dy = test::in_bf16(test::random({tokens, columns}, 3)), rows = test::bf16_out({slots, columns}), y = test::bf16_out({tokens, columns}), y_more = test::in_bf16(x.host());
   const Both results = test::in_bf16(test::random({slots, columns}, 4)), drows = test::in_bf16(results.host()), dg = test::f32_out({tokens, k});
   const Both dx = test::bf16_out({tokens, columns}), dx_more = test::in_bf16(x.host());
+  const Both stream = test::f32_out({tokens, columns}), stream_more = test::as_is(test::random({tokens, columns}, 5));
   const auto order = [&](Device d) { return ExpertOrder{offsets[d], row_of_slot[d], slot_of_row[d]}; };
   test::on_both([&](Device d) { return make_expert_order_workspace_bytes({chosen[d], order(d), {}, {}}); },
                 [&](Device d, const Tensor& space) {
@@ -26,13 +27,15 @@ void expect_as_on_cpu(int64_t tokens, int64_t k, int64_t experts, int64_t column
                   gather_rows(rows[d], x[d], order(d), {});
                   combine_rows(y[d], results[d], g[d], order(d), false, {});
                   combine_rows(y_more[d], results[d], g[d], order(d), true, {});
+                  combine_rows(stream[d], results[d], g[d], order(d), false, {});
+                  combine_rows(stream_more[d], results[d], g[d], order(d), true, {});
                   gather_rows_backward(dx[d], results[d], order(d), false, {});
                   gather_rows_backward(dx_more[d], results[d], order(d), true, {});
                   combine_rows_backward({drows[d], g[d], dy[d], order(d), drows[d], dg[d], {}});  // in place
                 });
   for (const Both* exact : {&offsets, &row_of_slot, &slot_of_row, &rows}) EXPECT_SAME_AS_ON_CPU(*exact);
   for (const Both* close : {&y, &y_more, &dx, &dx_more, &drows}) EXPECT_AS_ON_CPU(*close, test::kBf16);
-  EXPECT_AS_ON_CPU(dg, test::kF32);
+  for (const Both* close : {&dg, &stream, &stream_more}) EXPECT_AS_ON_CPU(*close, test::kF32);
 }
 
 TEST(MoePermuteCuda, IsAsOnTheCpu) {

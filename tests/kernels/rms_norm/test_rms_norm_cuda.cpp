@@ -37,6 +37,24 @@ TEST(RmsNormCuda, WeightsAroundOneAreAsOnTheCpu) {
   for (int64_t columns : {7, 128, 2560}) expect_as_on_cpu(257, columns, columns, false, true, 1);
 }
 
+// x and dx are an f32 stream, what lies between them is bf16.
+TEST(RmsNormCuda, OfAnF32StreamIsAsOnTheCpu) {
+  SKIP_WITHOUT_CUDA();
+  for (int64_t rows : {0, 1, 3, 257})
+    for (int64_t columns : {1, 7, 64, 2056})
+      for (bool accumulate : {false, true}) {
+        SCOPED_TRACE(concat(rows, " rows of ", columns, accumulate ? ", accumulating" : ""));
+        const Both x = test::as_is(test::random({rows, columns}, 1)), w = test::in_bf16(test::random({columns}, 2)), dy = test::in_bf16(test::random({rows, columns}, 3));
+        const Both y = test::bf16_out({rows, columns}), dx = test::as_is(test::random({rows, columns}, 4)), rstd = test::f32_out({rows}), dw = test::as_is(test::random({columns}, 5));
+        const Both narrow = test::in_bf16(test::random({rows, columns}, 4));
+        test::on_both([&](Device d) { rms_norm({x[d], w[d], 1e-5f, y[d], rstd[d], {}}); });
+        test::on_both([&](Device d) { rms_norm_backward({x[d], w[d], rstd[d], dy[d], narrow[d], accumulate, {}, {}, {}}); });
+        test::on_both([&](Device d) { return RmsNormBackward{x[d], w[d], rstd[d], dy[d], dx[d], accumulate, dw[d], {}, {}}; }, rms_norm_backward_workspace_bytes, rms_norm_backward);
+        for (const Both* rounded : {&y, &narrow}) EXPECT_AS_ON_CPU(*rounded, test::kBf16);
+        for (const Both* exact : {&rstd, &dx, &dw}) EXPECT_AS_ON_CPU(*exact, test::kF32);
+      }
+}
+
 TEST(RmsNormCuda, WithoutAWeightIsAsOnTheCpu) {
   SKIP_WITHOUT_CUDA();
   for (int64_t columns : {7, 512, 2056}) {
