@@ -5,6 +5,12 @@
 namespace hyscale::topk {
 
 __device__ __forceinline__ void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+// Stays where it is written: ptxas moves other loads down among the sums, which then wait for them.
+__device__ __forceinline__ float load_early(const float* from) {
+  float x;
+  asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(x) : "l"(from) : "memory");
+  return x;
+}
 // max(x, 0) that keeps NaN.
 __device__ __forceinline__ float relu(float x) {
   float y;
@@ -59,11 +65,10 @@ struct Scorer {
   }
   // Two products: the first one's heads are added while the second is multiplied.
   __device__ __forceinline__ void score(const Task<Form>& task, const Weights& weights, const Turn<Form::kStages>& stage, const Turn<Form::kSlots>& slot, bool last) {
-    float d[2][64], scale[2][2];
+    float d[2][64];
     Sums sums;
     barrier_wait(&s.full[stage.at], stage.parity);
-    load_scales(scale[0], s.first_keys[stage.at], kByColumns ? 0 : group);
-    if (kByColumns) load_scales(scale[1], s.first_keys[stage.at], 1);
+    const float scale = load_scale(s.first_keys[stage.at]);
     named_sync(1 + group, 256);  // this group's turn
     wgmma_begin();
 #pragma unroll
@@ -77,7 +82,7 @@ struct Scorer {
     add_heads(d[0], task, weights, 0, sums);
     if (kByColumns) {
       barrier_wait(&s.slot_empty[slot.at], slot.parity ^ 1);
-      put_scores(sums, scale[0], slot.at);
+      put_scores(sums, scale, 0, slot.at);
     }
     wgmma_wait<0>();
     pin(d[1]);
@@ -87,7 +92,7 @@ struct Scorer {
     }
     add_heads(d[1], task, weights, 1, sums);
     if (!kByColumns) barrier_wait(&s.slot_empty[slot.at], slot.parity ^ 1);
-    put_scores(sums, scale[kByColumns], slot.at + kByColumns);
+    put_scores(sums, scale, kByColumns, slot.at + kByColumns);
     __syncwarp();
     if (lane_id() == 0) barrier_arrive(&s.slot_full[slot.at]);
   }
@@ -103,10 +108,11 @@ struct Scorer {
   }
   // row_descriptor of a tile at 32 bytes `step` of its rows, by sums of 32 bits: they stay in uniform registers.
   static __device__ __forceinline__ uint64_t descriptor(const uint8_t* tile, int step) { return uint64_t{1} << 62 | uint64_t{64} << 32 | ((shared_address(tile) >> 4) + (1u << 16) + static_cast<uint32_t>(2 * step)); }
-  // Of this thread's two among 64 keys. They arrive while the products run.
-  __device__ __forceinline__ void load_scales(float (&scale)[2], int first_key, int keys) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) scale[r] = Form::kScaled ? __ldg(p.key_scales + min(first_key + keys * kSlotKeys + row() + 8 * r, static_cast<int>(p.num_keys) - 1)) : 1;
+  // One of the warp's up to 32 keys for each lane: those of the first set of 64 keys, then those of the second.
+  __device__ __forceinline__ float load_scale(int first_key) const {
+    if (!Form::kScaled) return 1;
+    const int set = kByColumns ? lane_id() / 16 : group;
+    return load_early(p.key_scales + min(first_key + set * kSlotKeys + threadIdx.x % 128 / 32 * 16 + lane_id() % 16, static_cast<int>(p.num_keys) - 1));
   }
   // Of four heads of one of the thread's queries.
   static __device__ __forceinline__ float4 load_weights(const Task<Form>& task, int q, int h) {
@@ -132,12 +138,15 @@ struct Scorer {
       }
     }
   }
-  __device__ __forceinline__ void put_scores(const Sums& sums, const float (&scale)[2], int slot) {
+  __device__ __forceinline__ void put_scores(const Sums& sums, float scale, int set, int slot) {
+    float scales[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) scales[r] = Form::kScaled ? __shfl_sync(~0u, scale, 16 * set + 8 * r + lane_id() / 4) : 1;
     const int first = kByColumns ? group : 0;
 #pragma unroll
     for (int q = 0; q < (kByColumns ? 1 : kPerRow); ++q)
 #pragma unroll
-      for (int r = 0; r < 2; ++r) s.slots[slot][4 * (first + q) + threadIdx.x % 4][row() + 8 * r] = fmaf(fmaf(sums[q][r][1], Form::kScaled ? 0.5f : 1.0f, sums[q][r][0]), scale[r], 0.0f);  // never -0
+      for (int r = 0; r < 2; ++r) s.slots[slot][4 * (first + q) + threadIdx.x % 4][row() + 8 * r] = fmaf(fmaf(sums[q][r][1], Form::kScaled ? 0.5f : 1.0f, sums[q][r][0]), scales[r], 0.0f);  // never -0
   }
   static __device__ __forceinline__ int row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
 };
