@@ -105,8 +105,8 @@ __device__ __forceinline__ void for_each_line(float (&d)[32], int lane, Add add)
 __device__ __forceinline__ void add_four_if(int32_t id, float* to, float x, float y, float z, float w) {
   asm volatile("{\n.reg .pred p;\nsetp.ge.s32 p, %5, 0;\n@p red.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to), "f"(x), "f"(y), "f"(z), "f"(w), "r"(id) : "memory");
 }
-// Adds the 16 rows of n * 2 columns to rows ids[0..15] of `to`, `stride` numbers apart, those of id >= 0. A lane adds to four rows, each address computed once and no branches:
-// arithmetic and branches for every addition took as long as the additions.
+// Adds the 16 rows of n * 2 columns to rows ids[0..15] of `to`, `stride` numbers apart, those of id >= 0. A lane adds to four rows, each address
+// computed once and no branches: arithmetic and branches for every addition took as long as the additions.
 template <int n>
 __device__ __forceinline__ void add_rows(float (&d)[n], float* to, uint32_t stride, const int32_t* ids, int lane) {
   trade<4, 1>(d, lane);

@@ -9,6 +9,7 @@
 
 #include "kernels/common/hopper.cuh"
 #include "kernels/common/row_contributions.h"
+#include "kernels/sparse_attention/row_gather.cuh"
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
 
 namespace hyscale {
@@ -65,39 +66,22 @@ __device__ void produce(Shared<kDk>& s, const Arguments& a, int count, int threa
   copies_done();
   fence_to_async();
   barrier_arrive(&s.q_full);
-  const int piece = thread % 8, first_row = thread / 8;
-  const int32_t* indices = a.indices + t * a.k;
   const int tiles = (count + kKeys - 1) / kKeys;
-  // Ids are loaded a tile ahead: rows are asked for as soon as there is room for them.
-  int32_t next[4];
-  const auto load_ids = [&](int tile) {
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const int slot = tile * kKeys + first_row + 16 * r;
-      next[r] = slot < count ? __ldg(indices + slot) : -1;
-    }
-  };
-  load_ids(0);
+  RowGather<kDk / 64> gather(a.kv, a.kv_stride, a.indices + t * a.k, count, thread);
   for (int tile = 0; tile < tiles; ++tile) {
     if (tile > 0) barrier_wait(&s.empty, (tile - 1) & 1);
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const int row = first_row + 16 * r;
-      const int32_t id = next[r];
-      if (piece == 0) s.ids[tile & 1][row] = id;
-      const bf16* from = a.kv + max(id, 0) * a.kv_stride + piece * 8;
-      const uint32_t to = shared_address(s.kv) + tile_offset(row, piece);
-#pragma unroll
-      for (int b = 0; b < kDk / 64; ++b) copy16(to + b * kTileBytes, from + b * 64, id >= 0);
-    }
-    load_ids(tile + 1);
+    for (int r = 0; r < 4; ++r)
+      if (gather.piece == 0) s.ids[tile & 1][gather.first_row + 16 * r] = gather.ids[r];
+    gather.fetch(s.kv);
+    gather.load_ids(tile + 1);
     copies_done();
     fence_to_async();
     barrier_arrive(&s.full);
   }
 }
 
-// delta and lse of every head; 8 warps. All loads of a few heads are on their way at once: one after another they took 8% of the kernel.
+// delta and lse of every head; 8 warps. All loads of a few heads are on their way at once: one after another they took a tenth of the kernel.
 template <int kDk>
 __device__ void load_statistics(Shared<kDk>& s, const Arguments& a, int thread) {
   constexpr int kAtOnce = 4, kPieces = kDv / 8 / 32;

@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/common/hopper.cuh"
+#include "kernels/sparse_attention/row_gather.cuh"
 #include "kernels/sparse_attention/sparse_attention_cuda.h"
 
 namespace hyscale {
@@ -54,28 +55,13 @@ __device__ void produce(Shared<kDk>& s, const Arguments& a, int count, int threa
   copies_done();
   fence_to_async();
   barrier_arrive(&s.q_full);
-  const int32_t* indices = a.indices + t * a.k;
   const int tiles = (count + kKeys - 1) / kKeys;
-  int32_t ids[4];
-  const auto fetch_ids = [&](int tile) {
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const int slot = tile * kKeys + first_row + 16 * r;
-      ids[r] = slot < count ? __ldg(indices + slot) : -1;
-    }
-  };
-  fetch_ids(0);
+  RowGather<kDk / 64> gather(a.kv, a.kv_stride, a.indices + t * a.k, count, thread);
   for (int tile = 0; tile < tiles; ++tile) {
     const int stage = tile % kStages;
     if (tile >= kStages) barrier_wait(&s.empty[stage], (tile / kStages - 1) & 1);
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const bf16* from = a.kv + max(ids[r], 0) * a.kv_stride + piece * 8;
-      const uint32_t to = shared_address(s.kv[stage]) + tile_offset(first_row + 16 * r, piece);
-#pragma unroll
-      for (int b = 0; b < kDk / 64; ++b) copy16(to + b * kTileBytes, from + b * 64, ids[r] >= 0);
-    }
-    fetch_ids(tile + 1);
+    gather.fetch(s.kv[stage]);
+    gather.load_ids(tile + 1);
     copies_done();
     fence_to_async();
     barrier_arrive(&s.full[stage]);
