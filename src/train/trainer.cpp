@@ -283,6 +283,7 @@ void Trainer::progress(const Outcome& o, double lr) const {
 
 void Trainer::evaluate_and_record() {
   const auto start = std::chrono::steady_clock::now();
+  if (leads()) spdlog::info("step {}: evaluating {} sequences", step_number_, validation_.size());
   const std::optional<StepLosses> losses = step_->evaluate(validation_, [&] { return agreed_stop() != 0; });
   if (!leads()) return;
   if (!losses) return spdlog::info("step {}: evaluation cut short by {}", step_number_, stop_name(stop_));

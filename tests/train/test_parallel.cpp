@@ -180,7 +180,7 @@ TEST(Parallel, AnEvaluationIsCutShortBySignalAndByTime) {
   const TinyRun t;
   const Words words = set({"train.evaluate_sequences=20000", "train.evaluate_every=1", "train.steps=3", "checkpoint.every=0"});
   test::Child job(t.into("signal", words), t / "log");
-  while (job.running() && !test::contains(job.output(), "step 1/")) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  while (job.running() && !test::contains(job.output(), "step 1: evaluating 20000 sequences")) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   job.send(SIGUSR1);
   EXPECT_EQ(job.wait(), 75) << job.output();
   EXPECT_CONTAINS(job.output(), "evaluation cut short by SIGUSR1");
