@@ -113,6 +113,7 @@ struct Context {
   SelectionHealth* health = nullptr;  // present: it samples each indexer's selection in this pass
   Ring* ring = nullptr;  // of the ranks that hold parts of this sequence; null: it is whole here
   Communicator* experts = nullptr;  // ranks that share out the experts; null: all are here
+  Communicator* world = nullptr;    // all ranks, among which Cut::ranks shares out rows; null: this one alone
   bool last_micro_batch = true;  // of this rank in this step: gradients are complete behind it
   Arena* saved = nullptr;    // what backward needs; rewound by the owner
   Arena* scratch = nullptr;  // temporaries; rewound by whoever allocates (ArenaScope)

@@ -17,7 +17,7 @@ int64_t LayeredModel::num_active_elements() const {
   for (const Parameter& p : store_.all()) {
     if (&p == embedding_ || p.integer || is_looked_up(p) || p.name.starts_with(mtp_prefix())) continue;
     const int64_t n = p.whole_elements();
-    active += p.expert ? n / experts().num_experts * experts().rule.k : n;
+    active += p.cut == Cut::experts ? n / experts().num_experts * experts().rule.k : n;
   }
   return active;
 }

@@ -28,6 +28,21 @@ enum class ParameterRole : uint8_t {
 inline constexpr int kNumParameterRoles = 7;
 const char* role_name(ParameterRole);
 
+// Over which ranks a parameter's first dimension is cut; each holds a part of its own, and copies are parts of equal place.
+enum class Cut : uint8_t {
+  none,     // every rank holds all of it
+  experts,  // ranks of the expert group hold equally many experts each
+  ranks,    // every rank of the job holds rows_of_rank(): a looked-up table too large to copy. Never gathered
+};
+
+// Rows [begin, end) of rank r of R: begin = floor(r rows / R).
+struct RowRange {
+  int64_t begin = 0, end = 0;
+};
+inline RowRange rows_of_rank(int64_t rows, int rank, int ranks) { return {rows * rank / ranks, rows * (rank + 1) / ranks}; }
+// The rank that holds a row.
+inline int rank_of_row(int64_t row, int64_t rows, int ranks) { return static_cast<int>(((row + 1) * ranks - 1) / rows); }
+
 enum class Init : uint8_t { normal, ones, zeros, formula };  // normal: initializer_range * N(0, 1); formula: Parameter::formula
 
 // A contiguous piece of a parameter that is a tensor of its own in Hugging Face files.
@@ -45,12 +60,12 @@ struct HfConstant {
 
 struct Parameter {
   std::string name;  // as in Hugging Face where the parameter is one tensor there
-  Shape shape;       // of what this rank holds: all of it, or its experts
+  Shape shape;       // of what this rank holds: all of it, or its part
   ParameterGroup group = ParameterGroup::trunk;
   Init init = Init::normal;
   bool fp32 = false;          // kept in f32 on every device (router bias, weights that decide a selection)
   bool weight_decay = true;   // false for norms, biases
-  bool expert = false;        // sharded over the expert group
+  Cut cut = Cut::none;
   bool integer = false;       // whole numbers, stored as I64 in files
   ParameterRole kind = ParameterRole::dense;  // embedding, head and router say so here; role() knows the rest
   std::vector<int64_t> head_rows = {};        // rows of one attention head by what they make, where heads lie one after the other
@@ -65,8 +80,11 @@ struct Parameter {
   ParameterRole role() const;
   // Every piece is a matrix of more than one row and column.
   bool is_matrix() const;
-  // Pieces that this rank holds: an expert is on one rank as a whole.
-  bool holds(const HfTensor& piece) const { return piece.offset >= first_element && piece.offset < first_element + shape.elements(); }
+  int64_t end_element() const { return first_element + shape.elements(); }
+  // This rank holds at least a part of the piece.
+  bool holds(const HfTensor& piece) const { return piece.offset < end_element() && piece.offset + piece.shape.elements() > first_element; }
+  // It holds all of it.
+  bool holds_whole(const HfTensor& piece) const { return piece.offset >= first_element && piece.offset + piece.shape.elements() <= end_element(); }
 };
 
 // The weight of a norm: ones, without weight decay.

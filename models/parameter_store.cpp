@@ -61,7 +61,7 @@ const char* role_name(ParameterRole role) {
 
 ParameterRole Parameter::role() const {
   if (group == ParameterGroup::indexer) return ParameterRole::indexer;
-  if (expert) return ParameterRole::experts;
+  if (cut == Cut::experts) return ParameterRole::experts;
   return is_matrix() ? kind : ParameterRole::vectors;
 }
 
@@ -85,7 +85,7 @@ Parameter& ParameterStore::add(Parameter p) {
     HYSCALE_CHECK(piece.offset == covered, "piece ", piece.name, " of ", p.name, " starts at ", piece.offset, ", not ", covered);
     covered += piece.shape.elements();
   }
-  HYSCALE_CHECK(p.expert ? p.first_element + p.shape.elements() <= covered : covered == p.shape.elements(), "pieces of ", p.name, " hold ", covered,
+  HYSCALE_CHECK(p.cut == Cut::none ? covered == p.shape.elements() : p.end_element() <= covered, "pieces of ", p.name, " hold ", covered,
                 " elements of ", p.shape.elements());
   by_name_[p.name] = parameters_.size();
   p.unit = num_units() - 1;
@@ -102,14 +102,14 @@ void ParameterStore::lay_out(DType compute, const Sharding& sharding) {
   for (Parameter& p : parameters_) {
     if (p.group == ParameterGroup::buffer) continue;
     const DType dtype = p.fp32 ? DType::f32 : compute;
-    auto flat = std::find_if(flats_.begin(), flats_.end(), [&](const Flat& f) { return f.unit == p.unit && f.expert == p.expert && f.dtype == dtype; });
+    auto flat = std::find_if(flats_.begin(), flats_.end(), [&](const Flat& f) { return f.unit == p.unit && f.cut == p.cut && f.dtype == dtype; });
     if (flat == flats_.end()) {
       Flat f;
       f.unit = p.unit;
-      f.expert = p.expert;
+      f.cut = p.cut;
       f.dtype = dtype;
-      f.sharded = sharded(p.unit);
-      f.ranks = p.expert ? sharding.expert_replicas : sharding.world;
+      f.sharded = sharded(p.unit) && p.cut != Cut::ranks;
+      f.ranks = p.cut == Cut::none ? sharding.world : p.cut == Cut::experts ? sharding.expert_replicas : nullptr;
       if (f.ranks && f.ranks->size() == 1) f.ranks = nullptr;
       if (f.ranks) f.rank = f.ranks->rank(), f.size = f.ranks->size();
       flat = flats_.insert(flats_.end(), f);
@@ -215,7 +215,7 @@ void ParameterStore::initialize(uint64_t seed, float initializer_range) {
 }
 
 void ParameterStore::write_value(Parameter& p, const float* values) {
-  if (!sharded(p.unit) || p.group == ParameterGroup::buffer) return write_values(p.value, values);
+  if (!sharded(p.unit) || p.group == ParameterGroup::buffer || p.cut == Cut::ranks) return write_values(p.value, values);
   for (const ShardPiece& piece : own_pieces_)
     if (piece.parameter == &p) write_values(piece.value, values + (piece.first_element - p.first_element));
   for (Slot& slot : slots_) slot.unit = -1;
@@ -228,6 +228,7 @@ void ParameterStore::gather(int unit, Stream compute) {
   ready_->record(compute);
   ready_->hold(transfer_->get());
   for_each_flat(unit, [&](Flat& f) {
+    if (!f.sharded) return;
     const Tensor whole(offset(slot.values, f.value_offset), f.dtype, device_, {f.elements});
     if (f.ranks) f.ranks->all_gather(f.own_values, whole, transfer_->get());
     else copy(whole, f.own_values, transfer_->get());
@@ -240,13 +241,16 @@ void ParameterStore::open(int unit, int next, Stream compute) {
   if (!sharded(unit)) return;
   gather(unit, compute);
   slot_of(unit).gathered->hold(compute);
-  for_each_flat(unit, [&](Flat& f) { bind_values(f, offset(slot_of(unit).values, f.value_offset)); });
+  for_each_flat(unit, [&](Flat& f) {
+    if (f.sharded) bind_values(f, offset(slot_of(unit).values, f.value_offset));
+  });
   if (next >= 0 && sharded(next) && &slot_of(next) != &slot_of(unit)) gather(next, compute);
 }
 
 void ParameterStore::close(int unit) {
   if (!sharded(unit)) return;
   for_each_flat(unit, [&](Flat& f) {
+    if (!f.sharded) return;
     f.values = {};
     for (auto& [p, at] : f.parameters) p->value = Tensor(nullptr, f.dtype, device_, p->shape);
   });
@@ -258,7 +262,9 @@ void ParameterStore::open_for_backward(int unit, int next, Stream compute) {
   Slot& slot = slot_of(unit);
   slot.reduced->hold(compute);
   zero(Tensor(slot.gradients, DType::u8, device_, {static_cast<int64_t>(slot.gradient_bytes)}), compute);
-  for_each_flat(unit, [&](Flat& f) { bind_gradients(f, offset(slot.gradients, f.gradient_offset)); });
+  for_each_flat(unit, [&](Flat& f) {
+    if (f.sharded) bind_gradients(f, offset(slot.gradients, f.gradient_offset));
+  });
 }
 
 // Sums a flat's gradients over its ranks into own_gradients, beside the work on `compute`.
@@ -275,7 +281,9 @@ void ParameterStore::close_after_backward(int unit, bool last_micro_batch, Strea
   if (sharded(unit)) {
     for_each_flat(unit, [&](Flat& f) { reduce(f, compute); });
     slot_of(unit).reduced->record(transfer_->get());
-    for_each_flat(unit, [&](Flat& f) { f.gradients = {}; });
+    for_each_flat(unit, [&](Flat& f) {
+      if (f.sharded) f.gradients = {};
+    });
     close(unit);
   } else if (last_micro_batch) {
     for_each_flat(unit, [&](Flat& f) {

@@ -4,6 +4,7 @@
 // lie one after the other: a Flat. A Flat is cut into one shard per rank that holds the same parameters. Each rank gets the
 // summed gradients of its shard, keeps its optimizer state and updates it (ZeRO-1); then all shards are gathered again.
 // With sharded weights (ZeRO-3) decoder layers keep nothing but their shard and are gathered for use, one layer ahead.
+// What is cut over all ranks has no copies: a rank's part is its shard, and stays as it is.
 //
 //   forward of unit u:   open(u, next) ... close(u)
 //   backward of unit u:  open_for_backward(u, next) ... close_after_backward(u, last micro-batch)
@@ -39,7 +40,8 @@ class ParameterStore {
  public:
   struct Flat {
     int unit = 0;
-    bool expert = false, sharded = false, reduced = false;
+    Cut cut = Cut::none;
+    bool sharded = false, reduced = false;
     DType dtype = DType::f32;
     std::vector<std::pair<Parameter*, int64_t>> parameters;  // and where they start
     int64_t elements = 0;     // padded to a multiple of the ranks

@@ -14,6 +14,7 @@ struct ModelOptions {
   int mtp_depths = 1;
   float router_bias_update_rate = 0;
   int expert_rank = 0, expert_ranks = 1;  // this rank's place among those that share out the experts
+  int rank = 0, ranks = 1;                // among all
 };
 
 // Throws UserError naming `path` for an unknown model_type or a configuration that would change the mathematics beyond what the family computes.

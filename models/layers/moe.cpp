@@ -11,7 +11,7 @@ namespace {
 // The experts of this rank, with the places of all experts in files.
 Parameter experts(const std::string& name, const MoeConfig& c, int64_t rows, int64_t columns) {
   const int64_t here = c.local_experts();
-  return {.name = name, .shape = {here, rows, columns}, .expert = true, .first_element = c.expert_rank * here * rows * columns};
+  return {.name = name, .shape = {here, rows, columns}, .cut = Cut::experts, .first_element = c.expert_rank * here * rows * columns};
 }
 
 Parameter expert_gate_up(const std::string& prefix, const MoeConfig& c) {

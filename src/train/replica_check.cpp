@@ -31,11 +31,13 @@ std::vector<uint64_t> weight_hashes(ParameterStore& store) {
   return hashes;
 }
 
-std::optional<ReplicaDifference> find_difference(const std::vector<std::vector<uint64_t>>& hashes, const std::vector<bool>& experts, const ParallelSizes& sizes) {
+std::optional<ReplicaDifference> find_difference(const std::vector<std::vector<uint64_t>>& hashes, const std::vector<Cut>& cuts, const ParallelSizes& sizes) {
   const int ranks = static_cast<int>(hashes.size());
-  for (size_t p = 0; p < experts.size(); ++p)
-    for (int share = 0; share < (experts[p] ? sizes.expert : 1); ++share) {
-      const auto holds = [&](int r) { return !experts[p] || place_of(r, sizes).expert == share; };
+  for (size_t p = 0; p < cuts.size(); ++p) {
+    if (cuts[p] == Cut::ranks) continue;
+    const bool expert = cuts[p] == Cut::experts;
+    for (int share = 0; share < (expert ? sizes.expert : 1); ++share) {
+      const auto holds = [&](int r) { return !expert || place_of(r, sizes).expert == share; };
       const auto hash = [&](int r) { return hashes[static_cast<size_t>(r)][p]; };
       std::map<uint64_t, int> votes;
       for (int r = 0; r < ranks; ++r)
@@ -47,6 +49,7 @@ std::optional<ReplicaDifference> find_difference(const std::vector<std::vector<u
       for (int r = 0; r < ranks; ++r)
         if (holds(r) && hash(r) != hash(usual)) return ReplicaDifference{r, p};
     }
+  }
   return std::nullopt;
 }
 
@@ -57,9 +60,9 @@ void check_replicas(ParameterStore& store, ProcessGroups& groups, int64_t step) 
   groups.hosts->all_gather(tensor(mine), tensor(all), {});
   std::vector<std::vector<uint64_t>> hashes;
   for (auto rank = all.begin(); rank != all.end(); rank += static_cast<std::ptrdiff_t>(mine.size())) hashes.emplace_back(rank, rank + static_cast<std::ptrdiff_t>(mine.size()));
-  std::vector<bool> experts;  // parameters lie in the order of their units
-  for (const Parameter& p : store.all()) experts.push_back(p.expert);
-  if (const auto different = find_difference(hashes, experts, groups.sizes))
+  std::vector<Cut> cuts;  // parameters lie in the order of their units
+  for (const Parameter& p : store.all()) cuts.push_back(p.cut);
+  if (const auto different = find_difference(hashes, cuts, groups.sizes))
     throw InternalError(concat("replica check after step ", step, ": ", store.all()[different->parameter].name, " of rank ", different->rank,
                                " differs from the other ranks' copies; continue from an earlier checkpoint, and without that rank's hardware if it happens again"));
 }

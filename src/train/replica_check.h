@@ -19,8 +19,8 @@ struct ReplicaDifference {
   int rank;
   size_t parameter;
 };
-// hashes[rank][parameter]; experts[parameter]: held by the ranks with the same share of the experts, others by all.
-std::optional<ReplicaDifference> find_difference(const std::vector<std::vector<uint64_t>>& hashes, const std::vector<bool>& experts, const ParallelSizes&);
+// hashes[rank][parameter]; experts are held by the ranks with the same share of them, what is cut over all ranks by one each.
+std::optional<ReplicaDifference> find_difference(const std::vector<std::vector<uint64_t>>& hashes, const std::vector<Cut>& cuts, const ParallelSizes&);
 
 // Collective over the ranks of the groups. Throws InternalError on all of them, naming rank and parameter.
 void check_replicas(ParameterStore&, ProcessGroups&, int64_t step);

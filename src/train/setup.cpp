@@ -38,7 +38,7 @@ std::unique_ptr<Model> make_model(const Config& c, const ProcessGroups* groups) 
   o.mtp = c.model.mtp;
   o.mtp_depths = static_cast<int>(c.model.mtp_depths);
   o.router_bias_update_rate = static_cast<float>(c.loss.router_bias_update_rate);
-  if (groups) o.expert_rank = groups->place.expert, o.expert_ranks = groups->sizes.expert;
+  if (groups) o.expert_rank = groups->place.expert, o.expert_ranks = groups->sizes.expert, o.rank = groups->world->rank(), o.ranks = groups->world->size();
   return make_model(read_hf_config(path), path, o);
 }
 

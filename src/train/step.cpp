@@ -50,6 +50,7 @@ Context Step::context(const PackedSequence& sequence, LossSums& sums) {
   ctx.routing = routing_;
   ctx.ring = ring_.get();
   if (options_.groups && options_.groups->expert->size() > 1) ctx.experts = options_.groups->expert.get();
+  if (options_.groups && options_.groups->world->size() > 1) ctx.world = options_.groups->world.get();
   ctx.saved = &saved_;
   ctx.scratch = &scratch_;
   return ctx;

@@ -188,7 +188,7 @@ void save_weights(Model& model, ProcessGroups& groups, const std::string& folder
   const int rank = groups.hosts->rank();
   std::vector<Piece> pieces;
   for (const Parameter& p : store.all()) {
-    if (groups.place.expert_replica != 0 || (!p.expert && rank != 0)) continue;
+    if (groups.place.expert_replica != 0 || (p.cut == Cut::none && rank != 0)) continue;
     for (const HfTensor& t : p.hf)
       if (p.holds(t)) pieces.push_back({&p, &t, file_type(p, dtype), store.gathers_weights() ? p.unit : 0});
   }

@@ -25,7 +25,7 @@ void fill(ParameterStore& store, const ProcessGroups& groups) {
   store.add({.name = "narrow", .shape = {3, 3}});
   store.add({.name = "indexer", .shape = {20, 9}, .group = ParameterGroup::indexer});
   const int64_t here = kExperts / groups.sizes.expert;
-  Parameter experts{.name = "experts", .shape = {here, 14, 11}, .expert = true, .first_element = groups.place.expert * here * 14 * 11};
+  Parameter experts{.name = "experts", .shape = {here, 14, 11}, .cut = Cut::experts, .first_element = groups.place.expert * here * 14 * 11};
   for (int64_t n = 0; n < kExperts; ++n) experts.hf.push_back({concat("experts.", n), {14, 11}, n * 14 * 11});
   store.add(experts);
   store.begin_unit(false);

@@ -26,7 +26,7 @@ TEST(MatrixBlocks, TensorsOfTheFilesAreMatricesAndHeadsArePartsOfThem) {
 }
 
 TEST(MatrixBlocks, ARankHasItsExpertsOnly) {
-  const Parameter experts{.name = "experts", .shape = {2, 3, 5}, .expert = true, .first_element = 30,
+  const Parameter experts{.name = "experts", .shape = {2, 3, 5}, .cut = Cut::experts, .first_element = 30,
                           .hf = {{"0", {3, 5}, 0}, {"1", {3, 5}, 15}, {"2", {3, 5}, 30}, {"3", {3, 5}, 45}}};
   EXPECT_EQ(numbers(matrix_blocks(experts, 8, true)), (Numbers{{8, 3, 5}, {23, 3, 5}}));
 }
@@ -107,7 +107,7 @@ TEST(ParameterRoles, FollowFromWhatAParameterIs) {
   EXPECT_EQ(store.add({.name = "c", .shape = {6}, .kind = ParameterRole::router}).role(), ParameterRole::vectors);
   EXPECT_EQ(store.add({.name = "d", .shape = {1, 6}}).role(), ParameterRole::vectors);
   EXPECT_EQ(store.add({.name = "e", .shape = {6}, .group = ParameterGroup::indexer}).role(), ParameterRole::indexer);
-  EXPECT_EQ(store.add({.name = "f", .shape = {2, 3, 4}, .expert = true, .hf = {{"f.0", {3, 4}, 0}, {"f.1", {3, 4}, 12}}}).role(), ParameterRole::experts);
+  EXPECT_EQ(store.add({.name = "f", .shape = {2, 3, 4}, .cut = Cut::experts, .hf = {{"f.0", {3, 4}, 0}, {"f.1", {3, 4}, 12}}}).role(), ParameterRole::experts);
 }
 
 }  // namespace

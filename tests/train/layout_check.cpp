@@ -113,6 +113,8 @@ Outcome run_step(const Subject& subject, ProcessGroups& groups, const Layout& la
   ModelOptions options{.mtp = true, .mtp_depths = subject.mtp_depths, .router_bias_update_rate = layout.stage == Stage::warmup ? 0.0f : 1e-3f};
   options.expert_rank = groups.place.expert;
   options.expert_ranks = groups.sizes.expert;
+  options.rank = groups.world->rank();
+  options.ranks = groups.world->size();
   const std::unique_ptr<Model> model = make_model(subject.config, "config.json", options);
   ParameterStore& store = model->parameters();
   const DType dtype = device.is_cuda() ? DType::bf16 : DType::f32;

@@ -24,6 +24,8 @@ void check(const MpiEnvironment& mpi, const ParallelSizes& sizes, bool shard_wei
   ModelOptions options;
   options.expert_rank = groups.place.expert;
   options.expert_ranks = sizes.expert;
+  options.rank = groups.world->rank();
+  options.ranks = groups.world->size();
   const std::unique_ptr<Model> model = make_model(read_hf_config("tests/goldens/glm51/config.json"), "config.json", options);
   ParameterStore& store = model->parameters();
   store.allocate(Device{}, DType::f32, {groups.world.get(), groups.expert_replicas.get(), shard_weights});

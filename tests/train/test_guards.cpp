@@ -115,16 +115,18 @@ TEST(OverfitCheck, EndsWhenTheLossIsReachedAndFailsWhenItIsNot) {
 
 TEST(ReplicaCheck, NamesTheRankWhoseCopyIsUnlikeTheOthers) {
   const ParallelSizes three{3, 1, 1}, four{4, 1, 2};
-  EXPECT_FALSE(find_difference({{1, 2}, {1, 2}, {1, 2}}, {false, false}, three));
-  const auto odd = find_difference({{1, 7}, {1, 2}, {1, 2}}, {false, false}, three);
+  EXPECT_FALSE(find_difference({{1, 2}, {1, 2}, {1, 2}}, {Cut::none, Cut::none}, three));
+  const auto odd = find_difference({{1, 7}, {1, 2}, {1, 2}}, {Cut::none, Cut::none}, three);
   ASSERT_TRUE(odd);
   EXPECT_EQ(odd->rank, 0);
   EXPECT_EQ(odd->parameter, 1u);
   // Ranks 0 and 2 hold one half of the experts, 1 and 3 the other.
-  EXPECT_FALSE(find_difference({{1, 5}, {1, 6}, {1, 5}, {1, 6}}, {false, true}, four));
-  const auto expert = find_difference({{1, 5}, {1, 6}, {1, 5}, {1, 8}}, {false, true}, four);
+  EXPECT_FALSE(find_difference({{1, 5}, {1, 6}, {1, 5}, {1, 6}}, {Cut::none, Cut::experts}, four));
+  const auto expert = find_difference({{1, 5}, {1, 6}, {1, 5}, {1, 8}}, {Cut::none, Cut::experts}, four);
   ASSERT_TRUE(expert);
   EXPECT_EQ(expert->rank, 3);
+  // Every rank holds rows of its own.
+  EXPECT_FALSE(find_difference({{1, 5}, {1, 6}, {1, 7}}, {Cut::none, Cut::ranks}, three));
 }
 
 TEST(Stragglers, ARankIsSlowAgainstTheMedian) {
